@@ -47,6 +47,7 @@ type deviceSpec struct {
 	Addr []string     `yaml:"addr"` // empty for all addresses of the interface
 	If   string       `yaml:"if"`
 	Link *fault.Shape `yaml:"link"` // initial shape of the link
+	PCI  string       `yaml:"pci"`  // PCI function as which programs see the device; see pci.Parse
 }
 
 // Program is a program to run.

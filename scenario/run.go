@@ -531,7 +531,7 @@ func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
 	case a.Add != nil:
 		d := a.Add
 		list := []*ctl.Request{{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: d.Name, Addrs: d.Addr, Netdev: d.If,
-			Wire: x.f.Wire}}}
+			Wire: x.f.Wire, PCI: d.PCI}}}
 		if d.Link != nil {
 			list = append(list, &ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.shapeWithSeed(d.Link)}})
 		}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,15 +18,31 @@ import (
 	"verbena/explain"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
+	"verbena/internal/pci"
 	"verbena/link"
 	"verbena/netdev"
 )
 
-// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. NAME must begin with the type of one of the
-// drivers. The list of drivers must not be empty.
+// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. ",pci[=ADDRESS][,OPTION=VALUE...]" may follow: see
+// pci.Parse. NAME must begin with the type of one of the drivers. The list of drivers must not be empty.
 func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
 	l := ctl.LinkSpec{Name: name}
+	rest, shape, hasPCI := strings.Cut(rest, ",pci")
+	if hasPCI {
+		where, options, _ := strings.Cut(shape, ",")
+		if where != "" && where[0] != '=' {
+			return l, fmt.Errorf("link %s: option %q: use pci or pci=ADDRESS: %w", ctl.ClipText(name),
+				ctl.ClipText("pci"+where), syscall.EINVAL)
+		}
+		l.PCI = cmp.Or(strings.TrimPrefix(where, "="), autoPCI)
+		if options != "" {
+			l.PCI += "," + options
+		}
+		if _, _, err := pci.Parse(l.PCI, ""); err != nil {
+			return l, fmt.Errorf("link %s: %w", ctl.ClipText(name), err)
+		}
+	}
 	if _, err := netip.ParseAddr(strings.Split(rest, ",")[0]); err == nil {
 		l.Addrs = strings.Split(rest, ",")
 	} else {
@@ -103,6 +120,15 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
 		}
 	}
+	if err := t.functions.add(&spec, d.Type()); err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	made := false
+	defer func() {
+		if !made {
+			t.functions.remove(spec.Name)
+		}
+	}()
 	n := t.made.Add(1)
 	l := &rdmaLink{spec: spec, host: host, taps: &link.Taps{}}
 	if fixed {
@@ -145,6 +171,7 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	t.reportDevice(l)
+	made = true
 	return l, nil
 }
 
@@ -308,6 +335,7 @@ func (t *linkTable) deleteLink(name string) error {
 	t.removeLink(l)
 	t.mu.Unlock()
 	t.causes.SetDevice(explain.DeviceState{Name: name}, true)
+	defer t.functions.remove(name)
 	return l.slot.Close()
 }
 
@@ -321,7 +349,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		s.links.mu.Unlock()
 		if dev == nil {
 			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire,
-				NoProbe: l.spec.NoProbe}
+				NoProbe: l.spec.NoProbe, PCI: l.spec.PCI}
 			l.describeState(&info)
 			list = append(list, info)
 			continue
@@ -332,7 +360,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 			return nil, err
 		}
 		info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
-			Wire: l.spec.Wire, NoProbe: l.spec.NoProbe}
+			Wire: l.spec.Wire, NoProbe: l.spec.NoProbe, PCI: l.spec.PCI}
 		l.describeState(&info)
 		for _, d := range s.uverbs.Devices() {
 			if d.IB().Same(ibdev) {

@@ -36,6 +36,7 @@ type linkTable struct {
 	ended     context.Context        // done when the service begins to stop
 	causes    *explain.Recorder      // explains failures
 	guests    *supervisor.Supervisor // shows the devices to programs
+	functions pciFunctions           // PCI functions of the devices
 	ringBytes uint64                 // maximum of the queues of one user, in bytes
 	faultIDs  atomic.Int64           // last number of a fault rule
 	made      atomic.Uint64          // number of devices made so far; each device gets a different random seed from it

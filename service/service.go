@@ -192,7 +192,8 @@ func New(opts Options) (_ *Service, err error) {
 	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, Dir: s.dir.path, Node: opts.Node,
+		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, PCI: s.links.functions.find,
+		Dir: s.dir.path, Node: opts.Node,
 		AskHelper: opts.AskLaunchers, Quota: s.quota, Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Authority: s.authority, Refused: s.callRefused, Log: s.log}); err != nil {
 		return nil, err

@@ -48,7 +48,7 @@ func (t *tree) findBaseDirectories(all treeEntries) *baseDirectories {
 			}
 		}
 		up := filepath.Dir(path)
-		if isVirtual(path) && !isVirtual(up) {
+		if all.isVirtual(path) && !all.isVirtual(up) {
 			p.names[up] = append(p.names[up], virtualChild{filepath.Base(path), e})
 		}
 	}

@@ -72,7 +72,8 @@ const (
 	ifUpTo                          // argument 1 is a command file's number, or greater
 	// argument 0 is a command file's number, or arguments 1 and 2 request a duplicate there
 	ifDup
-	ifCwdFile // argument 0 is a command file's number, or AT_FDCWD because the path may be absolute
+	// argument 0 is a command file's number, or is AT_FDCWD or another negative number, because the path may be absolute
+	ifCwdFile
 	ifNetlink // arguments 0 and 2 request a NETLINK_RDMA socket
 	numConditions
 )
@@ -308,7 +309,6 @@ func (a *architecture) makeFilter(n commandFDSet) []unix.SockFilter {
 	give := func(v uint32) unix.SockFilter { return unix.SockFilter{Code: ret, K: v} }
 	// is continues if the accumulator equals (or is at least) k, and otherwise skips the next n instructions.
 	is := func(op uint16, k uint32, n uint8) unix.SockFilter { return unix.SockFilter{Code: op, K: k, Jf: n} }
-	cwd := int32(unix.AT_FDCWD)
 	// The block begins with the comparison that excludes most descriptors.
 	file := []unix.SockFilter{
 		is(jge, n.low.first, 4),
@@ -340,7 +340,7 @@ func (a *architecture) makeFilter(n commandFDSet) []unix.SockFilter {
 			arg(1), {Code: jeq, K: unix.F_DUPFD, Jt: 1}, is(jeq, unix.F_DUPFD_CLOEXEC, 7),
 			arg(2),
 		}, file...),
-		ifCwdFile: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, file...),
+		ifCwdFile: append([]unix.SockFilter{arg(0), is(jge, math.MaxInt32+1, 1), give(trap)}, file...),
 		ifNetlink: {
 			arg(0), is(jeq, unix.AF_NETLINK, 3),
 			arg(2), is(jeq, unix.NETLINK_RDMA, 1), give(trap),

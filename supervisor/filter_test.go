@@ -167,6 +167,9 @@ func TestFilterVerdicts(t *testing.T) {
 		{callFcntl, []uint64{1<<64 - 1, unix.F_DUPFD, 3}, allow},
 		{callOpenat, []uint64{cwd}, trap},
 		{callOpenat, []uint64{cwd32}, trap},
+		{callOpenat, []uint64{1<<64 - 1}, trap}, // hwloc passes -1 with an absolute path
+		{callOpenat, []uint64{1<<32 - 1}, trap},
+		{callOpenat, []uint64{math.MaxInt32 + 1}, trap},
 		{callOpenat, []uint64{3}, allow},
 		{callOpenat, []uint64{first}, trap},
 		{callGetdents64, []uint64{3}, allow},

@@ -57,7 +57,7 @@ func (pc *pathCalls) answerPathCall(c call) callResult {
 	switch {
 	case err == errNotVirtual:
 		return through
-	case err == nil && !isVirtual(path):
+	case err == nil && !pc.caller.session.tree.isVirtual(path):
 		return pc.answerFileSystemCall(c, path, may)
 	case err != nil:
 		return failWith(err)
@@ -208,7 +208,7 @@ func (pc *pathCalls) parentPath(parts []string) ([]string, error) {
 		return parts, nil
 	}
 	dir := "/" + strings.Join(parts, "/")
-	if !isVirtual(dir) {
+	if !pc.caller.session.tree.isVirtual(dir) {
 		if !pc.isDirectory(dir) {
 			return nil, errNotVirtual
 		}
@@ -311,7 +311,7 @@ func (pc *pathCalls) answerOpen(path string, flags uint64) callResult {
 		}
 	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
 		return failWith(syscall.EISDIR)
-	case e.dir && (path == ibDir || strings.HasPrefix(path, virtualDir)):
+	case e.dir && (path == ibDir || strings.HasPrefix(path, sysDevices+"/") || strings.HasPrefix(path, "/sys/bus/")):
 		pc.token.beginBusy()
 		if err := tree.makeAllDeferredFiles(); err != nil {
 			return failWith(err)

@@ -16,6 +16,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/kept"
+	"verbena/internal/pci"
 	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
@@ -36,6 +37,9 @@ type SupervisorConfig struct {
 	// Links makes and removes devices for programs of managers. If Links is nil, no program may make or remove
 	// devices.
 	Links Links
+	// PCI returns the PCI function as which programs see a device, or nil for none. A nil PCI means none for all devices.
+	// PCI must not sleep.
+	PCI func(device string) *pci.Function
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes
 	// Dir searchable for other users, and creates the trees of /dev and /sys for programs in it. This process's
 	// user stays the owner of the directories.
@@ -239,7 +243,13 @@ func (s *Supervisor) Refresh() { s.updateTrees() }
 
 // describeDevices makes the entries of the current devices.
 func (s *Supervisor) describeDevices() treeEntries {
-	return makeDeviceEntries(s.server.devices(), s.cfg.CM != nil)
+	devices := s.server.devices()
+	for i := range devices {
+		if s.cfg.PCI != nil {
+			devices[i].pci = s.cfg.PCI(devices[i].ib.Name())
+		}
+	}
+	return makeDeviceEntries(devices, s.cfg.CM != nil)
 }
 
 // HoldTrees delays updates of the virtual files until release is called. The time of an update is proportional to the

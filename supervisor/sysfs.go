@@ -3,12 +3,13 @@ package supervisor
 import (
 	"fmt"
 	"maps"
-	"runtime"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 
 	"verbena/ib"
+	"verbena/internal/pci"
 	"verbena/rdmacm/ucma"
 	"verbena/uapi"
 	"verbena/uapi/ucm"
@@ -45,13 +46,17 @@ const (
 	virtualDir = "/sys/devices/virtual"
 )
 
-// addClass adds the directory of a device of a class, and the link to the directory in the class.
-// (device_add_class_symlinks)
-func (t treeEntries) addClass(class, name string, id any) (dir string) {
-	dir = virtualDir + "/" + class + "/" + name
+// addClass adds the directory of a device of a class below the directory above, and the link to the directory in the
+// class. (device_add_class_symlinks)
+func (t treeEntries) addClass(above, class, name string, id any) (dir string) {
+	dir = above + "/" + class + "/" + name
 	t.addEntry(dir, &treeEntry{dir: true, id: id})
-	t.addEntry("/sys/class/"+class+"/"+name, &treeEntry{link: "../../devices/virtual/" + class + "/" + name, id: id})
-	t.addEntry(dir+"/subsystem", &treeEntry{link: "../../../../class/" + class})
+	inClass := "/sys/class/" + class
+	t.addEntry(inClass+"/"+name, &treeEntry{link: linkTo(inClass, dir), id: id})
+	t.addEntry(dir+"/subsystem", &treeEntry{link: linkTo(dir, inClass)})
+	if above != virtualDir {
+		t.addEntry(dir+"/device", &treeEntry{link: "../../../" + filepath.Base(above)})
+	}
 	return dir
 }
 
@@ -65,6 +70,7 @@ type device struct {
 	ib        *ib.Device
 	counters  uverbs.Counters                   // nil without counters
 	files     map[string]func() (string, error) // files of the driver, by path below the device's directory
+	pci       *pci.Function                     // nil without a PCI function
 	driverABI int
 	identity  any // distinguishes this device from other devices of the same name
 	verbsABI  int
@@ -95,7 +101,7 @@ func makeDeviceEntries(devices []device, cm bool) treeEntries {
 func addCMEntries(t treeEntries) {
 	t.addEntry(devDir+"/"+cmDevice, &treeEntry{node: &deviceNode{device: cmDevice, minor: cmMinor, cm: true}})
 	t.addEntry("/dev/char/"+cmNumber, &treeEntry{link: "../infiniband/" + cmDevice})
-	dir := t.addClass("misc", cmDevice, nil)
+	dir := t.addClass(virtualDir, "misc", cmDevice, nil)
 	t.addTextFile(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
 	t.addTextFile(dir+"/dev", cmNumber+"\n")
 	t.addTextFile(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor,
@@ -110,15 +116,19 @@ func (d *device) addEntries(t treeEntries) {
 	t.addEntry(devDir+"/"+d.name, &treeEntry{node: &deviceNode{device: d.name, minor: uint32(baseMinor + d.minor)}})
 	t.addEntry("/dev/char/"+number, &treeEntry{link: "../infiniband/" + d.name})
 
-	uv := t.addClass("infiniband_verbs", d.name, d.identity)
+	above := virtualDir
+	if d.pci != nil {
+		above = t.addPCI(d.pci)
+	}
+	uv := t.addClass(above, "infiniband_verbs", d.name, d.identity)
 	t.addTextFile(uv+"/dev", number+"\n")
 	t.addTextFile(uv+"/ibdev", d.ib.Name()+"\n")
 	t.addTextFile(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
 	t.addTextFile(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor,
 		d.name))
-	t.addEntry("/sys/dev/char/"+number, &treeEntry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
+	t.addEntry("/sys/dev/char/"+number, &treeEntry{link: linkTo("/sys/dev/char", uv)})
 
-	dir := t.addClass("infiniband", d.ib.Name(), d.identity)
+	dir := t.addClass(above, "infiniband", d.ib.Name(), d.identity)
 	attr := func(name string, text func(a *ib.DeviceAttr) string) {
 		t.addFile(dir+"/"+name, func() (string, error) {
 			a, err := d.ib.QueryDevice()
@@ -136,7 +146,11 @@ func (d *device) addEntries(t treeEntries) {
 	if err != nil {
 		return
 	}
-	d.addHostEntries(t, dir)
+	if d.pci == nil {
+		d.addHostEntries(t, dir, dir+"/device")
+	} else {
+		d.addHostEntries(t, dir, above)
+	}
 	for port := 1; port <= a.PhysPorts; port++ {
 		d.addPortEntries(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
 	}
@@ -148,21 +162,23 @@ func (d *device) addEntries(t treeEntries) {
 }
 
 // addHostEntries adds the entries about the location of a device: its network interface (rxe's parent attribute), and
-// the mask of local processors, which contains all processors. (rxe's parent_show;
-// Documentation/ABI/testing/sysfs-bus-pci)
-func (d *device) addHostEntries(t treeEntries, dir string) {
+// the mask of local processors, which contains all processors. A PCI function has its own mask. deviceDir is the
+// directory of the hardware. (rxe's parent_show; Documentation/ABI/testing/sysfs-bus-pci)
+func (d *device) addHostEntries(t treeEntries, dir, deviceDir string) {
 	p, err := d.ib.QueryPort(1)
 	if err != nil {
 		return
 	}
 	if p.Netdev != "" {
 		t.addTextFile(dir+"/parent", p.Netdev+"\n")
-		t.addEntry(dir+"/device/net/"+p.Netdev, &treeEntry{dir: true})
+		t.addEntry(deviceDir+"/net/"+p.Netdev, &treeEntry{dir: true})
 	}
-	t.addTextFile(dir+"/device/numa_node", "-1\n")
-	n := runtime.NumCPU()
-	t.addTextFile(dir+"/device/local_cpulist", fmt.Sprintf("0-%d\n", n-1))
-	t.addTextFile(dir+"/device/local_cpus", cpuMask(n)+"\n")
+	if d.pci == nil {
+		mask, list := localCPUs(-1)
+		t.addTextFile(deviceDir+"/numa_node", "-1\n")
+		t.addTextFile(deviceDir+"/local_cpulist", list)
+		t.addTextFile(deviceDir+"/local_cpus", mask)
+	}
 }
 
 // cpuMask returns a mask of n processors in the kernel's format: groups of 32 bits, the highest first.

@@ -20,6 +20,9 @@ import (
 // treeEntry is the file at a virtual path, which is exactly one of a directory, a file, a link and a device node.
 type treeEntry struct {
 	dir bool
+	// owned marks an entry from which on all paths are virtual, whether or not an entry exists. See
+	// treeEntries.isVirtual.
+	owned bool
 	// table holds the numbered files of a directory, and is nil for most directories.
 	table *entryTable
 	// read makes the content of a file. If read fails, reading the file fails with the same error.
@@ -532,6 +535,22 @@ func isVirtual(path string) bool {
 	return false
 }
 
+// isVirtual reports whether a clean path belongs to this package in general, or to an owned entry of t.
+func (t treeEntries) isVirtual(path string) bool {
+	if isVirtual(path) {
+		return true
+	}
+	for up := path; strings.HasPrefix(up, "/sys/"); up = filepath.Dir(up) {
+		if e := t[up]; e != nil && e.owned {
+			return true
+		}
+	}
+	return false
+}
+
+// isVirtual is treeEntries.isVirtual of the current entries.
+func (t *tree) isVirtual(path string) bool { return (*t.current.Load()).isVirtual(path) }
+
 // hasVirtualWord is a quick check whether a raw path can be virtual. Most paths cannot.
 func hasVirtualWord(path []byte) bool {
 	for _, word := range virtualWords {
@@ -544,4 +563,4 @@ func hasVirtualWord(path []byte) bool {
 
 // virtualWords contains at least one word of each virtual path.
 var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("rdma_ucm"), []byte(majorPrefix),
-	[]byte(cmNumber)}
+	[]byte(cmNumber), []byte("pci")}

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"verbena/ib"
+	"verbena/internal/pci"
 )
 
 func newTestTree(t *testing.T) *tree {
@@ -290,6 +292,94 @@ func TestTreeLookup(t *testing.T) {
 		if _, err := os.Lstat(tr.realPath(path)); (err == nil) == entry.deferred {
 			t.Errorf("file of entry %v: got error %v, want a file unless it is deferred", entry, err)
 		}
+	}
+}
+
+// TestPCITree tests the directories and links of devices with PCI functions, and the paths that are virtual.
+func TestPCITree(t *testing.T) {
+	function := func(text string) *pci.Function {
+		f, _, err := pci.Parse(text, "rxe")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &f
+	}
+	var devices []device
+	for i, text := range []string{"fffe:81:00.0,numa=0", "fffe:82:00.0,numa=1023", "fffe:90:00.0"} {
+		devices = append(devices, device{name: fmt.Sprint("uverbs", i), minor: i, pci: function(text),
+			ib: ib.NewDevice(fmt.Sprint("rxe", i), newFakeDriver(), nil).Device()})
+	}
+	e := makeDeviceEntries(devices, true)
+	tr := newTestTree(t)
+	tr.mustUpdate(t, e)
+	const first = "/sys/devices/pcifffe:80/fffe:80:01.0/fffe:81:00.0"
+	const onRoot = "/sys/devices/pcifffe:90/fffe:90:00.0"
+	for path, want := range map[string]string{
+		"/sys/class/infiniband/rxe0":                      first + "/infiniband/rxe0",
+		"/sys/class/infiniband/rxe0/device":               first,
+		"/sys/class/infiniband/rxe0/device/vendor":        first + "/vendor",
+		"/sys/class/infiniband/rxe1/device":               "/sys/devices/pcifffe:80/fffe:80:02.0/fffe:82:00.0",
+		"/sys/class/infiniband/rxe2/device":               onRoot,
+		"/sys/class/infiniband_verbs/uverbs2/device":      onRoot,
+		"/sys/dev/char/231:192":                           first + "/infiniband_verbs/uverbs0",
+		"/sys/bus/pci/devices/fffe:81:00.0":               first,
+		"/sys/bus/pci/devices/fffe:80:01.0":               "/sys/devices/pcifffe:80/fffe:80:01.0",
+		"/sys/bus/pci/drivers/rxe/fffe:90:00.0":           onRoot,
+		"/sys/class/pci_bus/fffe:81":                      "/sys/devices/pcifffe:80/fffe:80:01.0/pci_bus/fffe:81",
+		"/sys/class/pci_bus/fffe:90":                      "/sys/devices/pcifffe:90/pci_bus/fffe:90",
+		first + "/driver":                                 "/sys/bus/pci/drivers/rxe",
+		first + "/subsystem":                              "/sys/bus/pci",
+		"/sys/class/infiniband/rxe0/ports/1/gids/3":       first + "/infiniband/rxe0/ports/1/gids/3",
+		"/sys/class/infiniband/rxe0/device/infiniband":    first + "/infiniband",
+		"/sys/class/infiniband/rxe2/device/../nosuch":     "",
+		"/sys/bus/pci/devices/0000:00:00.0":               "",
+		"/sys/devices/virtual/infiniband/rxe0":            "",
+		"/sys/devices/pcifffe:80/fffe:80:01.0/nosuch":     "",
+		"/sys/bus/pci/devices/fffe:81:00.0/physfn":        "",
+		"/sys/class/infiniband/rxe0/device/driver/nosuch": "",
+	} {
+		got, entry := tr.lookup(path, false)
+		if (entry != nil) != (want != "") || entry != nil && got != want {
+			t.Errorf("lookup %s: got %s and %v, want %s", path, got, entry, want)
+		}
+	}
+	for path, entry := range e {
+		if entry.link == "" {
+			continue
+		}
+		// The kernel resolves the links within the tree, too.
+		if to, err := filepath.EvalSymlinks(tr.realPath(path)); err != nil || !strings.HasPrefix(to, tr.root+"/") {
+			t.Errorf("link %s -> %s: got %s and error %v, want a file of the tree", path, entry.link, to, err)
+		}
+	}
+	for path, want := range map[string]bool{
+		first + "/config": true, "/sys/devices/pcifffe:80": true, "/sys/devices/pcifffe:80/other": true,
+		"/sys/bus/pci/devices/fffe:81:00.0/x": true, "/sys/bus/pci/drivers/rxe": true, "/sys/class/pci_bus/fffe:81": true,
+		"/sys/devices": false, "/sys/devices/pcifffe:8": false, "/sys/devices/pci0000:00/0000:00:00.0": false,
+		"/sys/class": false, "/sys": false, "/": false, "/sys/devices/pcifffe:800": false,
+	} {
+		if got := tr.isVirtual(path); got != want {
+			t.Errorf("isVirtual(%s): got %v, want %v", path, got, want)
+		}
+		if want && !hasVirtualWord([]byte(path)) {
+			t.Errorf("hasVirtualWord(%s): got false, want true", path)
+		}
+	}
+	if !tr.isVirtual("/sys/class/infiniband/x") {
+		t.Error("isVirtual of a class of devices: got false, want true")
+	}
+	for path, want := range map[string]string{
+		"fffe:81:00.0/numa_node": "0\n", "fffe:82:00.0/numa_node": "1023\n", "fffe:90:00.0/numa_node": "-1\n",
+		"fffe:80:01.0/numa_node": "0\n",
+	} {
+		_, entry := tr.lookup("/sys/bus/pci/devices/"+path, false)
+		if got, err := entry.read(); err != nil || got != want {
+			t.Errorf("%s: got %q and error %v, want %q", path, got, err, want)
+		}
+	}
+	tr.mustUpdate(t, makeDeviceEntries(devices[2:], true)) // two devices are removed
+	if _, entry := tr.lookup(first, false); entry != nil || tr.isVirtual(first) || !tr.isVirtual(onRoot) {
+		t.Error("removed device: got an entry, want none; and want one for the other device")
 	}
 }
 

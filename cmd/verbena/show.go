@@ -48,11 +48,13 @@ type linkAddCmd struct {
 	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
 
 	NoProbe bool `help:"Do not retransmit before the acknowledgement timeout of the program's queue pair."`
+
+	PCI string `name:"pci" help:"Show the device to programs as a PCI adapter: auto, or an address such as 0000:81:00.0, then options such as ,numa=1; see verbena serve --help." placeholder:"SHAPE" complete:"auto" sep:"none"`
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
 	_, err := c.sendRequestOrStart(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{
-		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire, NoProbe: l.NoProbe}})
+		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire, NoProbe: l.NoProbe, PCI: l.PCI}})
 	return err
 }
 
@@ -89,6 +91,9 @@ func (l *linkShowCmd) Run(c *cli) error {
 			}
 			if len(x.GIDs) == 0 {
 				fmt.Fprintln(w)
+			}
+			if x.PCI != "" {
+				fmt.Fprintf(w, "\tpci: %s\n", x.PCI)
 			}
 			if d := describeLinkState(&x); d != "" {
 				fmt.Fprintf(w, "\tlink: %s\n", d)

@@ -18,6 +18,8 @@ type LinkSpec struct {
 	Wire bool `json:"wire,omitempty"`
 	// NoProbe disables retransmission before the timeout that the program has set.
 	NoProbe bool `json:"no_probe,omitempty"`
+	// PCI describes the PCI function as which programs see the device, in the form of pci.Parse; empty means none.
+	PCI string `json:"pci,omitempty"`
 }
 
 // LinkInfo describes a device.
@@ -31,6 +33,8 @@ type LinkInfo struct {
 	Wire   bool      `json:"wire"` // no shortcut between devices of this service
 	// NoProbe is LinkSpec.NoProbe.
 	NoProbe bool `json:"no_probe,omitempty"`
+	// PCI is the complete description of the device's PCI function; see LinkSpec.PCI.
+	PCI string `json:"pci,omitempty"`
 	// Link is the state set by LinkSet: up, down, or flap while a flap keeps the link down.
 	Link   LinkState    `json:"link"`
 	MaxMTU int          `json:"max_mtu,omitempty"` // value of LinkSet.MTU; 0 means no limit

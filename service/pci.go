@@ -1,0 +1,81 @@
+package service
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+
+	"verbena/internal/ctl"
+	"verbena/internal/pci"
+	"verbena/supervisor"
+)
+
+// autoPCI is the address of a PCI function for which the service chooses an address.
+const autoPCI = "auto"
+
+// pciFunctions holds the PCI functions as which programs see the devices, by the names of the devices. A device keeps
+// its function across a reset or an unplug.
+type pciFunctions struct {
+	mu     sync.Mutex
+	byName map[string]*pci.Function
+}
+
+// add adds the function of a new link, if the link has one, and replaces the text of spec.PCI by the complete
+// description. driver is the default name of the driver.
+func (p *pciFunctions) add(spec *ctl.LinkSpec, driver string) error {
+	if spec.PCI == "" {
+		return nil
+	}
+	f, auto, err := pci.Parse(spec.PCI, driver)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byName[spec.Name] != nil {
+		return fmt.Errorf("the link exists already: %w", syscall.EEXIST)
+	}
+	if auto {
+		err = f.Place(func(a pci.Address) bool { return p.user(a) != "" || supervisor.HasPCIRoot(a) })
+	} else if name := p.user(f.Address); name != "" {
+		err = fmt.Errorf("pci %v: the address is in use by link %s: %w", f.Address, name, syscall.EADDRINUSE)
+	}
+	if err == nil {
+		err = supervisor.CheckPCI(&f)
+	}
+	if err != nil {
+		return err
+	}
+	if p.byName == nil {
+		p.byName = map[string]*pci.Function{}
+	}
+	p.byName[spec.Name], spec.PCI = &f, f.String()
+	return nil
+}
+
+// user returns the link with a function, or a bridge, at an address, or "".
+//
+//verbena:held p.mu
+func (p *pciFunctions) user(a pci.Address) string {
+	for name, f := range p.byName {
+		bridge, _ := f.Address.Bridge()
+		own, _ := a.Bridge()
+		if f.Address == a || bridge == a || own == f.Address {
+			return name
+		}
+	}
+	return ""
+}
+
+func (p *pciFunctions) remove(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.byName, name)
+}
+
+// find returns the function of a device, or nil.
+func (p *pciFunctions) find(name string) *pci.Function {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.byName[name]
+}

@@ -1,0 +1,83 @@
+package service_test
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/driver"
+	"verbena/driver/rxe"
+	"verbena/internal/ctl"
+	"verbena/service"
+	"verbena/service/servicetest"
+)
+
+// TestParseLinkSpecWithPCI tests descriptions of devices with a PCI function.
+func TestParseLinkSpecWithPCI(t *testing.T) {
+	for text, want := range map[string]string{
+		"rxe0=127.0.0.1": "", "rxe0=127.0.0.1,pci": "auto", "rxe0=127.0.0.1,::1,pci,numa=1": "auto,numa=1",
+		"rxe0=eth0,pci=81:00.0,numa=1": "81:00.0,numa=1", "rxe0=,pci": "auto",
+	} {
+		l, err := service.ParseLinkSpec(text, []driver.Driver{&rxe.Driver{}})
+		if err != nil || l.PCI != want || strings.Contains(l.Netdev+strings.Join(l.Addrs, ""), "pci") {
+			t.Errorf("%s: got %+v and error %v, want PCI %q", text, l, err, want)
+		}
+	}
+	for _, text := range []string{"rxe0=eth0,pcix", "rxe0=eth0,pci=x", "rxe0=eth0,pci,numa=x", "rxe0=eth0,pci,pci"} {
+		if _, err := service.ParseLinkSpec(text, []driver.Driver{&rxe.Driver{}}); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%s: got %v, want EINVAL", text, err)
+		}
+	}
+}
+
+// TestPCIFunctions tests the addresses of functions: automatic addresses differ, an address in use is refused, and a
+// removed or refused link releases its address.
+func TestPCIFunctions(t *testing.T) {
+	s, loc := servicetest.New(t, service.Options{Links: []ctl.LinkSpec{
+		{Name: "rxe0", Addrs: []string{"127.91.9.1"}, PCI: "auto"},
+		{Name: "rxe1", Addrs: []string{"127.91.9.2"}, PCI: "auto"},
+	}})
+	functions := func() map[string]string {
+		t.Helper()
+		links, err := s.Links()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := map[string]string{}
+		for _, l := range links {
+			m[l.Name], _, _ = strings.Cut(l.PCI, ",")
+		}
+		return m
+	}
+	first := functions()
+	if first["rxe0"] == "" || first["rxe1"] == "" || first["rxe0"] == first["rxe1"] {
+		t.Errorf("automatic addresses: got %q, want two", first)
+	}
+	c, err := ctl.Dial(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	add := func(name, addr, shape string) error {
+		_, err := c.Do(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: name, Addrs: []string{addr}, PCI: shape}})
+		return err
+	}
+	if err := add("rxe2", "127.91.9.3", first["rxe0"]); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("address in use: got %v, want EADDRINUSE", err)
+	}
+	if err := add("rxe2", "127.91.9.1", "fffd:81:00.0"); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("network address in use: got %v, want EADDRINUSE", err)
+	}
+	if err := add("rxe2", "127.91.9.3", strings.Repeat("x", 1<<10)); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("long description: got %v, want EINVAL", err)
+	}
+	for range 2 {
+		if err := add("rxe2", "127.91.9.3", "fffd:81:00.0"); err != nil {
+			t.Errorf("free address: got %v, want success", err)
+		}
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkDel, Name: "rxe2"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
