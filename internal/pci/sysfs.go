@@ -54,7 +54,7 @@ const (
 	configStatus     = 0x06
 	configRevision   = 0x08 // and the class in the next three bytes
 	configHeader     = 0x0e
-	configBuses      = 0x18 // of a bridge: primary, secondary and subordinate bus
+	configBuses      = 0x18 // primary, secondary and subordinate bus of bridges
 	configSubsystem  = 0x2c
 	configCapability = 0x34 // offset of the first capability
 
