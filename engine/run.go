@@ -253,6 +253,10 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 		e.fill()
 		return false
 	}
+	e.bytes = 0
+	for _, t := range e.queue {
+		e.bytes += len(t.Buf)
+	}
 	for i, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
 		if qp.trace != nil {
@@ -280,13 +284,9 @@ const maxUrgent = 128 << 10
 
 // urgent reports whether a program waits for the packets in the egress queue. A program always waits for responses.
 func (qp *QP) urgent() bool {
-	n := 0
-	for _, t := range qp.egress.queue {
-		n += len(t.Buf)
-	}
 	w := &qp.req.waits
 	switch {
-	case n > maxUrgent:
+	case qp.egress.bytes > maxUrgent:
 		return false
 	case w.answers:
 		return true

@@ -175,6 +175,7 @@ const (
 // egress holds what a queue pair has to send, in order.
 type egress struct {
 	queue   []*train
+	bytes   int          // in queue when sendAll began; a sent train belongs to another thread
 	handed  atomic.Int32 // trains that queue pairs of the Fabric have not received yet
 	short   bool         // there was no room for more
 	blocked bool         // the socket was full; the timer goes on
