@@ -41,8 +41,8 @@ func portRateOf(bps uint64) portRate {
 	return portRates[i]
 }
 
-// QueryPortSpeed implements ib.PortSpeeder. A speed below 100 Mb/s counts as 100 Mb/s.
-func (o ops) QueryPortSpeed(port int) (uint64, error) {
+// PortSpeed implements ib.PortSpeeder. A speed below 100 Mb/s counts as 100 Mb/s.
+func (o ops) PortSpeed(port int) (uint64, error) {
 	if _, err := o.QueryPort(port); err != nil {
 		return 0, err
 	}

@@ -200,7 +200,7 @@ func (d *Device) QueryPortSpeed(port int) (uint64, error) {
 	if !ok {
 		return 0, fmt.Errorf("query the speed of port %d of %s: %w", port, d.name, syscall.EOPNOTSUPP)
 	}
-	return drv.QueryPortSpeed(port)
+	return drv.PortSpeed(port)
 }
 
 // QueryGID reports an entry of a port's GID table. QueryGID may sleep. (rdma_query_gid)

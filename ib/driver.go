@@ -164,8 +164,8 @@ type GIDDriver interface {
 
 // PortSpeeder is implemented by a Driver that reports the effective speed of its ports. (query_port_speed)
 type PortSpeeder interface {
-	// QueryPortSpeed returns the speed of a port in units of 100 Mb/s. It may sleep.
-	QueryPortSpeed(port int) (uint64, error)
+	// PortSpeed returns the speed of a port in units of 100 Mb/s. It may sleep.
+	PortSpeed(port int) (uint64, error)
 }
 
 // AHDriver is implemented by a Driver with datagram service.

@@ -43,7 +43,7 @@ var Table = []Spec{
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodQueryPortSpeed, []Attr{
 			constIn(uapi.AttrQueryPortSpeedPortNum), valueOut(uapi.AttrQueryPortSpeedResp, 8).required(),
 		}}},
-		Midlayer: []string{"Device.QueryPortSpeed"}, Driver: []string{"PortSpeeder.QueryPortSpeed"},
+		Midlayer: []string{"Device.QueryPortSpeed"}, Driver: []string{"PortSpeeder.PortSpeed"},
 	},
 	{
 		Name: "query_gid_table", Effect: Reads,
