@@ -372,7 +372,7 @@ func (k *commandCall) resolveIBService() error {
 	if state := c.cm.View().State; state != stateAddrResolved {
 		return fmt.Errorf("ID %d has no resolved address, or a route: %w", c.id, syscall.EINVAL)
 	}
-	return fmt.Errorf("Ethernet has no subnet administration: %w", syscall.EOPNOTSUPP)
+	return fmt.Errorf("no subnet administration on Ethernet: %w", syscall.EOPNOTSUPP)
 }
 
 // The following constants are the events that a program may write. Programs use the first one for themselves, librdmacm
