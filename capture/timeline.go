@@ -21,7 +21,7 @@ type message struct {
 	again       int // number of packets that were sent again
 	waits       int // number of RNR NAKs
 	sent        time.Time
-	arrival     time.Time // of its last packet; zero if not captured
+	arrival     time.Time // arrival of the last packet; zero if not captured
 	begun       time.Time // arrival of its first packet
 	whole       bool      // the last packet was seen
 	answered    bool      // all of it is acknowledged; a message of UC is, when its last packet was sent
@@ -67,7 +67,8 @@ func (c *Connection) messagesOf() []*message {
 			continue // a part of a message that was answered, or whose begin was not captured
 		default:
 			m = &message{from: p.From, name: messageName(p.Op), first: p.PSN, last: p.PSN.Add(-1), sent: p.FirstSeen(),
-				headless: !p.Op.Has(roce.FlagStarts), byData: p.Op.Has(roce.FlagRead | roce.FlagAtomic | roce.FlagAtomicWrite | roce.FlagFlush)}
+				headless: !p.Op.Has(roce.FlagStarts),
+				byData:   p.Op.Has(roce.FlagRead | roce.FlagAtomic | roce.FlagAtomicWrite | roce.FlagFlush)}
 			all = append(all, m)
 			r.insert(m)
 		}
@@ -213,10 +214,13 @@ func messageName(op roce.Opcode) string {
 	return name
 }
 
-// WritePerfetto writes a trace for Perfetto's viewer. For each connection and each of its ends, the trace has the
-// requests of the end as slices, from the first packet to the answer, with retransmissions, refusals and losses as
-// instants; the number of requests that are not answered; and the messages that the other end receives. Arrows connect
-// a request with its arrival.
+// WritePerfetto writes a trace for Perfetto's viewer. The trace has a track for each connection. For each end, tracks
+// below it show:
+//
+//   - requests as slices, from the first packet to the answer
+//   - retransmissions, refusals and losses as instants
+//   - the number of requests without an answer
+//   - received messages, with an arrow from each request
 func WritePerfetto(w io.Writer, list []*Connection) error {
 	t := perfetto.New(w)
 	for _, c := range list {
@@ -231,13 +235,13 @@ func WritePerfetto(w io.Writer, list []*Connection) error {
 func (c *Connection) writePerfetto(t *perfetto.Trace) {
 	top := t.Track(perfetto.Track{}, fmt.Sprintf("%v, %v and %v", c.Service, c.Ends[0], c.Ends[1]))
 	all := c.messagesOf()
-	var requests, arrivals [2]*perfetto.Lanes
+	var requests, arrivals [2]*perfetto.TrackGroup
 	var faults, counters [2]perfetto.Track
 	for end := range c.Ends {
-		requests[end] = t.Lanes(top, fmt.Sprintf("requests of %v", c.Ends[end]))
+		requests[end] = t.Group(top, fmt.Sprintf("requests of %v", c.Ends[end]))
 		faults[end] = t.Track(top, fmt.Sprintf("faults of %v", c.Ends[end]))
 		counters[end] = t.Counter(top, fmt.Sprintf("not answered, of %v", c.Ends[end]), "requests")
-		arrivals[end] = t.Lanes(top, fmt.Sprintf("messages to %v", c.Ends[end]))
+		arrivals[end] = t.Group(top, fmt.Sprintf("messages to %v", c.Ends[end]))
 	}
 	for _, m := range all {
 		e := perfetto.Event{Name: m.name, Flow: t.NewFlow(), Attrs: m.attrs()}

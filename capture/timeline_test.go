@@ -142,7 +142,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// traceStats holds what TestPerfetto counts in a trace.
+// traceStats counts the events of a trace.
 type traceStats struct {
 	tracks map[uint64]string
 	begins, ends, instants,

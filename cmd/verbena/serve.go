@@ -285,7 +285,8 @@ func serveWeb(l *web.Listener, svc *service.Service, log *slog.Logger) (end func
 	fmt.Fprintf(os.Stderr, "web page: %s\n", l.URL())
 	info, _ := debug.ReadBuildInfo()
 	go func() {
-		if err := web.Serve(l, web.Options{Source: svc, Version: versionText(info), Causes: web.CausesOf(svc), Log: log}); err != nil {
+		o := web.Options{Source: svc, Version: versionText(info), Causes: web.CausesOf(svc), Log: log}
+		if err := web.Serve(l, o); err != nil {
 			log.Error("serve the web page", "err", err)
 		}
 	}()

@@ -4,7 +4,7 @@
 //
 //	Trace.Track -----> Track.Slice, Track.Instant
 //	Trace.Counter ---> Track.Count
-//	Trace.Lanes -----> Lanes.Slice   slices that overlap, each on a track that is free
+//	Trace.Group -----> TrackGroup.Slice   slices that overlap, on different tracks
 //
 // The format is the message perfetto.protos.Trace of Perfetto's protos/perfetto/trace. The package writes only these
 // messages: TracePacket, TrackDescriptor, CounterDescriptor, TrackEvent, DebugAnnotation. Their fields have the same

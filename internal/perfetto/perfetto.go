@@ -173,44 +173,46 @@ func (t *Trace) write(packet []byte) {
 	_, t.err = t.w.Write(appendBytes(nil, tracePacket, packet))
 }
 
-// Lanes are tracks with one name for slices that overlap.
-type Lanes struct {
+// TrackGroup is a group of tracks with one name, for slices that overlap.
+type TrackGroup struct {
 	parent Track
 	name   string
-	all    []lane
+	all    []groupTrack
 }
 
-type lane struct {
+type groupTrack struct {
 	Track
 	free time.Time // end of its last slice
 }
 
-// Lanes returns lanes below a track. Their tracks are made as they are needed.
-func (t *Trace) Lanes(parent Track, name string) *Lanes { return &Lanes{parent: parent, name: name} }
+// Group returns a group below a track. The group creates a track when a slice needs it.
+func (t *Trace) Group(parent Track, name string) *TrackGroup {
+	return &TrackGroup{parent: parent, name: name}
+}
 
-// maxLanes limits the tracks of Lanes.
-const maxLanes = 256
+// maxGroupTracks limits the tracks of a group.
+const maxGroupTracks = 256
 
-// Slice adds a slice on a track of its own or behind an earlier slice. Slices are added in the order of their begins. If
-// 256 slices overlap, the next one becomes an instant.
-func (l *Lanes) Slice(from, to time.Time, e Event) {
+// Slice adds a slice on a track without a slice at that time. Slices are added in the order of their begins. If 256
+// slices overlap, the next one becomes an instant.
+func (g *TrackGroup) Slice(from, to time.Time, e Event) {
 	at := -1
-	for i := range l.all {
-		if !l.all[i].free.After(from) {
+	for i := range g.all {
+		if !g.all[i].free.After(from) {
 			at = i
 			break
 		}
 	}
-	if at < 0 && len(l.all) == maxLanes {
-		l.all[0].Instant(from, e)
+	if at < 0 && len(g.all) == maxGroupTracks {
+		g.all[0].Instant(from, e)
 		return
 	}
 	if at < 0 {
-		at = len(l.all)
-		l.all = append(l.all, lane{Track: l.parent.t.Track(l.parent, l.name)})
+		at = len(g.all)
+		g.all = append(g.all, groupTrack{Track: g.parent.t.Track(g.parent, g.name)})
 	}
-	l.all[at].Track.Slice(from, to, e)
-	l.all[at].free = to
+	g.all[at].Track.Slice(from, to, e)
+	g.all[at].free = to
 }
 
 func appendVarint(b []byte, n protowire.Number, v uint64) []byte {

@@ -4,14 +4,16 @@ package e2e
 
 import (
 	"regexp"
+	"slices"
 	"testing"
 )
 
-// tools lists the tools of docs/tools.md, the faults of testdata/tools.c that they find, and the lines that report them.
+// tools lists the tested tools of docs/tools.md. faults contains a pattern of the report for each fault of
+// testdata/tools.c that the tool finds.
 var tools = []struct {
 	name   string
 	pkg    string   // Debian package of the tool; empty: the program is compiled with flags
-	flags  []string // of the compiler
+	flags  []string // compiler flags
 	argv   []string // before the program
 	faults map[string]string
 	right  string // also in the output for the program without a fault
@@ -35,7 +37,8 @@ var tools = []struct {
 	}, right: `ERROR SUMMARY: \d+ errors`},
 	{name: "gdb", pkg: "gdb", argv: []string{"gdb", "-q", "-batch", "-ex", "break ibv_destroy_qp", "-ex", "run", "-ex",
 		"info symbol $pc", "-ex", "continue", "--args"}, right: `(?s)ibv_destroy_qp.*exited normally`},
-	{name: "strace", pkg: "strace", argv: []string{"strace", "-f", "-e", "trace=ioctl"}, right: `RDMA_VERBS_IOCTL, .*\) = 0`},
+	{name: "strace", pkg: "strace", argv: []string{"strace", "-f", "-e", "trace=ioctl"},
+		right: `RDMA_VERBS_IOCTL, .*\) = 0`},
 }
 
 // TestTools tests that the tools of docs/tools.md work below `verbena run`: they find the faults of a program that uses
@@ -55,8 +58,8 @@ func TestTools(t *testing.T) {
 					"-o", path, "testdata/tools.c", "-libverbs", "-pthread")
 			})
 			run := func(fault string) (out string, err error) {
-				c := w.verbenaCommand(w.contextWithTimeout(60), append([]string{"run", "--"}, append(tool.argv, program, fault)...)...)
-				b, err := c.CombinedOutput()
+				args := slices.Concat([]string{"run", "--"}, tool.argv, []string{program, fault})
+				b, err := w.verbenaCommand(w.contextWithTimeout(60), args...).CombinedOutput()
 				return string(b), err
 			}
 			out, err := run("right")
