@@ -327,27 +327,31 @@ func systemFolder() string { return strict.SystemFolder() }
 var mistakePanics = []string{"runtime error", "close of closed channel", "close of nil channel",
 	"send on closed channel", "sync: ", "interface conversion"}
 
+// nilDereference is the message of a panic that a nil argument may cause.
+const nilDereference = "nil pointer dereference"
+
 // isConsumerPanic reports whether a panic is a fault of the consumer. A test that has failed may call the consumer in a
-// wrong way, so the stack then must not contain a function of the test.
+// wrong way, so the stack then must not contain a function of the test. A nil dereference in a function that the test
+// calls directly does not count: the failure may have prevented the creation of an object, and the test passes nil.
 func isConsumerPanic(text string, failed bool, p listedPackage) bool {
 	head, stack, ok := strings.Cut(text, "[running]:\n")
 	if !ok || !slices.ContainsFunc(mistakePanics, func(m string) bool { return strings.Contains(head, m) }) {
 		return false // a consumer may panic with a message if it does not tolerate a failure
 	}
 	stack, _, _ = strings.Cut(stack, "\n\n")
-	found := false
+	frames := 0 // number of the consumer's frames
 	for _, m := range stackLine.FindAllStringSubmatch(stack, -1) {
 		switch file := m[1]; {
 		case strings.HasPrefix(file, systemFolder()):
 		case isConsumerFile(file, p):
-			found = true
-		case !found:
+			frames++
+		case frames == 0:
 			return false // the test or the midlayer panics
 		case strings.HasSuffix(file, "_test.go"):
-			return !failed
+			return !failed && (frames > 1 || !strings.Contains(head, nilDereference))
 		default:
 			return true // called by the midlayer
 		}
 	}
-	return found
+	return frames > 0
 }

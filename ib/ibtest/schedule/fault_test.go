@@ -71,6 +71,36 @@ func f(t *testing.T) {
 	}
 }
 
+// TestConsumerPanics checks which panics after a failure of the device are faults of the consumer.
+func TestConsumerPanics(t *testing.T) {
+	const (
+		isNil   = "panic: runtime error: invalid memory address or nil pointer dereference\n"
+		closed  = "panic: close of closed channel\n"
+		message = "panic: the device does not answer\n"
+		shut    = "example.org/c.(*Conn).Close(0x0)\n\t/src/c/conn.go:10 +0x19\n"
+		dial    = "example.org/c.Dial(...)\n\t/src/c/conn.go:20\n"
+		test    = "example.org/c.TestDial(0xc000)\n\t/src/c/conn_test.go:30 +0x2e\n"
+		remove  = "verbena/ib.(*Core).callClientRemove(0xc000)\n\t/src/verbena/ib/device.go:40 +0x2e\n"
+	)
+	p := listedPackage{ImportPath: "example.org/c", Dir: "/src/c"}
+	for _, c := range []struct {
+		name, head, stack string
+		failed, want      bool
+	}{
+		{"nil, in a function that the consumer calls", isNil, shut + dial + test, false, true},
+		{"nil, in a function that the test calls", isNil, dial + test, false, false},
+		{"nil, in a function that the midlayer calls", isNil, shut + remove + test, false, true},
+		{"a closed channel, in a function that the test calls", closed, shut + test, false, true},
+		{"after a failure of the test", closed, shut + dial + test, true, false},
+		{"in the test", isNil, test, false, false},
+		{"with a message of the consumer", message, dial + test, false, false},
+	} {
+		if got := isConsumerPanic(c.head+"\ngoroutine 7 [running]:\n"+c.stack, c.failed, p); got != c.want {
+			t.Errorf("%s: got %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
 // TestFaultsFindWrongConsumers checks that runs with failures find the mistakes of testdata/faulty, which its test does
 // not find, and report nothing without a mistake.
 func TestFaultsFindWrongConsumers(t *testing.T) {
