@@ -49,7 +49,7 @@ type linkAddCmd struct {
 
 	NoProbe bool `help:"Do not retransmit before the acknowledgement timeout of the program's queue pair."`
 
-	PCI string `name:"pci" help:"Show the device to programs as a PCI adapter: auto, or an address such as 0000:81:00.0, then options such as ,numa=1; see verbena serve --help." placeholder:"SHAPE" complete:"auto" sep:"none"`
+	PCI string `name:"pci" help:"Show the device to programs as a PCI adapter: auto, or an address such as 0000:81:00.0, then options such as ,numa=1; see verbena serve --help." placeholder:"SHAPE" complete:"none" sep:"none"`
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
