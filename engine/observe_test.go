@@ -238,6 +238,8 @@ func TestObserveLostCompletion(t *testing.T) {
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
 		}
 		time.Sleep(time.Second)
+		o.mu.Lock()
+		defer o.mu.Unlock()
 		if len(o.lost) != 1 || o.lost[0].Entries != n || o.lost[0].Waiting != n || o.lost[0].WRID != uint64(n) {
 			t.Errorf("lost completions: got %+v, want one, of request %d, for %d entries", o.lost, n, n)
 		}
