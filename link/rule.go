@@ -45,10 +45,10 @@ type activeRule struct {
 // Packet describes a packet to the rules; see [fault.Packet].
 type Packet = fault.Packet
 
-// describe fills in the properties that a packet has in its BTH.
+// describe fills in the properties that a packet itself has.
 func describe(p *Packet, pkt []byte) {
 	h := roce.BTH(pkt)
-	p.Dest, p.PKey, p.Type = h.DestQPN(), h.PKey(), fault.AnyQP
+	p.Dest, p.PKey, p.Type, p.Len = h.DestQPN(), h.PKey(), fault.AnyQP, len(pkt)
 	switch h.Opcode().Service() {
 	case roce.RC:
 		p.Type = fault.QPTypeRC

@@ -17,6 +17,7 @@ type Packet struct {
 	TOS      uint8 // DSCP and ECN
 	SL       uint8 // service level; only of sent packets
 	PKey     uint16
+	Len      int // length in bytes from the BTH to the ICRC
 }
 
 // Match is a property by which a rule selects packets. A rule selects the packets that have all its properties.
