@@ -46,7 +46,13 @@ type activeRule struct {
 type Packet = fault.Packet
 
 // describe fills in the properties that a packet itself has.
+//
+// Any host can send a packet that is shorter than a BTH. Such a packet has no properties but its length.
 func describe(p *Packet, pkt []byte) {
+	if len(pkt) < roce.BTHLen {
+		p.Dest, p.PKey, p.Type, p.Len = 0, 0, fault.AnyQP, len(pkt)
+		return
+	}
 	h := roce.BTH(pkt)
 	p.Dest, p.PKey, p.Type, p.Len = h.DestQPN(), h.PKey(), fault.AnyQP, len(pkt)
 	switch h.Opcode().Service() {
