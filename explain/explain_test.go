@@ -364,3 +364,25 @@ func TestDocument(t *testing.T) {
 	}
 	gendoc.CheckSection(t, "../docs/results/explain.md", "causes", b.String())
 }
+
+// TestReusedNumberKeepsFacts checks that the limit of one user discards no facts of another user, whose queue pair has
+// the number of a destroyed one.
+func TestReusedNumberKeepsFacts(t *testing.T) {
+	contexts := map[ib.UserContext]int{}
+	r := New(Config{Limits: Limits{QPs: 1}, Program: func(c ib.UserContext) (Program, bool) {
+		return Program{User: quota.ID{UID: contexts[c]}}, true
+	}})
+	first, second := &struct{ ib.UserContext }{}, &struct{ ib.UserContext }{}
+	contexts[first], contexts[second] = 1, 2
+	change := func(c ib.UserContext, num uint32, reason driver.StateReason) {
+		r.StateChanged(driver.StateChange{QP: driver.QPRef{Device: "rxe0", Num: num, Context: c},
+			Cause: driver.StateCause{Reason: reason}})
+	}
+	change(first, 7, driver.ByProgram)
+	change(first, 7, driver.ByDestroy)
+	change(second, 7, driver.ByProgram)
+	change(first, 8, driver.ByProgram) // exceeds the limit of the first user
+	if q := r.qps[qpKey{"rxe0", 7}]; q == nil || q.program.User.UID != 2 {
+		t.Errorf("facts of QP 7: got %+v, want those of the second user", q)
+	}
+}

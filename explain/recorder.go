@@ -84,9 +84,9 @@ type qpKey struct {
 
 // userCauses are the causes and queue pairs of a user.
 type userCauses struct {
-	causes  []*entry // a ring once it is full
-	next    int      // index of the oldest cause in a full ring
-	qps     []qpKey  // in order of their creation
+	causes  []*entry   // a ring once it is full
+	next    int        // index of the oldest cause in a full ring
+	qps     []*qpFacts // in order of their creation
 	latest  time.Time
 	refused *entry // latest refused call
 }
@@ -178,10 +178,10 @@ func (r *Recorder) facts(ref driver.QPRef) *qpFacts {
 		q = &qpFacts{ref: ref, program: p}
 		u := r.user(p.User)
 		if len(u.qps) >= r.cfg.Limits.QPs {
-			delete(r.qps, u.qps[0])
+			r.forgetQP(u.qps[0])
 			u.qps = append(u.qps[:0], u.qps[1:]...)
 		}
-		u.qps = append(u.qps, k)
+		u.qps = append(u.qps, q)
 		r.qps[k] = q
 	}
 	if !ref.Peer.IsValid() {
@@ -232,10 +232,19 @@ func (r *Recorder) forgetUser() {
 			oldest, found = id, u
 		}
 	}
-	for _, k := range found.qps {
-		delete(r.qps, k)
+	for _, q := range found.qps {
+		r.forgetQP(q)
 	}
 	delete(r.users, oldest)
+}
+
+// forgetQP discards the facts of a queue pair. Its number may belong to a later queue pair, also of another user.
+//
+//verbena:held mu
+func (r *Recorder) forgetQP(q *qpFacts) {
+	if k := (qpKey{q.ref.Device, q.ref.Num}); r.qps[k] == q {
+		delete(r.qps, k)
+	}
 }
 
 // add adds a cause.
@@ -392,6 +401,10 @@ func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
 	q.failures().drop = f
 	if f.Opcode.Has(roce.FlagResponse) || q.ref.State == ib.QPErr {
 		return // the rest of a connection that has failed
+	}
+	if e := q.byRow[dropRows[f.Reason]]; e != nil { // a peer may send many of them
+		e.count(f.Packets, 0)
+		return
 	}
 	what := fmt.Sprintf("QP %d: packet from %s dropped: %s, PSN %d", q.ref.Num, f.Source, f.Opcode, f.PSN)
 	found := judge(dropRows[f.Reason], &values{q: q, device: q.ref.Device}, FaultResponder)
