@@ -14,7 +14,8 @@ func CausesOf(s Source) func() []Cause {
 		}
 		for i := range r.Causes {
 			c := &r.Causes[len(r.Causes)-1-i]
-			list = append(list, Cause{Time: c.Time, Device: c.Device, QP: c.QP, Text: c.String(), Remedy: c.Remedy})
+			list = append(list, Cause{Time: c.Time, Device: c.Device, QP: c.QP, Text: cleanText(c.String()),
+				Remedy: cleanText(c.Remedy)})
 		}
 		return list
 	}
