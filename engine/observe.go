@@ -316,7 +316,7 @@ func (r *responder) requestViolation(k *packet, by transport.Check) driver.Viola
 			return driver.Violation{Rule: driver.RuleSRQ}
 		}
 	case transport.CheckRKey:
-		if key == 0 && qp.reliable { // of an unreliable connection, a peer could cause many searches
+		if key == 0 && qp.reliable { // a peer of UC or UD could cause many searches
 			key = qp.dev.keyWithoutRemote(r.domain(), addr, length)
 		}
 		v := qp.keyViolation(r.domain(), key, need, addr, length)
