@@ -386,3 +386,32 @@ func TestReusedNumberKeepsFacts(t *testing.T) {
 		t.Errorf("facts of QP 7: got %+v, want those of the second user", q)
 	}
 }
+
+// TestRepeatedPacketsAllocateNothing checks that only the first of many dropped packets, or refused datagrams, costs a
+// text. A peer may send many of them.
+func TestRepeatedPacketsAllocateNothing(t *testing.T) {
+	context := &struct{ ib.UserContext }{}
+	r := New(Config{Program: func(ib.UserContext) (Program, bool) { return Program{}, true }})
+	qp := driver.QPRef{Device: "rxe0", Num: 7, Type: ib.QPTypeUD, State: ib.QPRTS, Context: context}
+	for name, report := range map[string]func(){
+		"dropped": func() {
+			r.PacketsDropped(driver.DroppedPackets{Time: begin, QP: qp, Reason: driver.DropQKey, Packets: 1})
+		},
+		"refused": func() {
+			r.RequestRefused(driver.RefusedRequest{Time: begin, QP: qp,
+				Violation: driver.Violation{Rule: driver.RuleNoReceive}})
+		},
+	} {
+		report()
+		if n := testing.AllocsPerRun(100, report); n != 0 {
+			t.Errorf("%s: got %v allocations for each further packet, want 0", name, n)
+		}
+	}
+	counts := map[int]int{}
+	for _, c := range r.Causes(Query{Sees: func(quota.ID) bool { return true }}) {
+		counts[c.Count]++
+	}
+	if counts[102] != 2 { // AllocsPerRun calls once more
+		t.Errorf("causes by number of occurrences: got %v, want two with 102", counts)
+	}
+}

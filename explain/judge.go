@@ -179,16 +179,20 @@ func (x *values) value(word string) string {
 	return ""
 }
 
+// refusalRow returns the name of the row of a refused request.
+func (q *qpFacts) refusalRow(f *driver.RefusedRequest) string {
+	switch {
+	case !f.Answered && f.Violation.Rule == driver.RuleNoReceive:
+		return "datagram-no-receive"
+	case !f.Answered && f.Violation.Rule == driver.RuleReceiveLength && q.ref.Type == ib.QPTypeUD:
+		return "datagram-short"
+	}
+	return ruleRows[f.Violation.Rule]
+}
+
 // judgeRefusal judges a request that the queue pair has refused.
 func (q *qpFacts) judgeRefusal(f *driver.RefusedRequest) verdict {
-	row := ruleRows[f.Violation.Rule]
-	if !f.Answered && f.Violation.Rule == driver.RuleNoReceive {
-		row = "datagram-no-receive"
-	}
-	if !f.Answered && f.Violation.Rule == driver.RuleReceiveLength && q.ref.Type == ib.QPTypeUD {
-		row = "datagram-short"
-	}
-	d := judge(row, &values{q: q, v: f.Violation, at: f.Time}, FaultResponder)
+	d := judge(q.refusalRow(f), &values{q: q, v: f.Violation, at: f.Time}, FaultResponder)
 	if f.Syndrome == roce.NAKRemoteOperationalError { // the rule concerns the receive, not the request
 		return d.of(FaultSelf.String())
 	}

@@ -358,6 +358,10 @@ func (r *Recorder) RequestRefused(f driver.RefusedRequest) {
 		v.notReady.n++
 		return
 	}
+	if e := q.byRow[q.refusalRow(&f)]; e != nil && !f.Answered { // a peer may send many of them
+		e.count(1, 0)
+		return
+	}
 	found := q.judgeRefusal(&f)
 	if !f.Answered {
 		what := fmt.Sprintf("QP %d: %s dropped, PSN %d", q.ref.Num, f.Opcode, f.PSN)
