@@ -24,6 +24,7 @@ import (
 // omitted rule.
 const (
 	envAct  = "CONFINE_TEST_ACT"
+	envDir  = "CONFINE_TEST_DIR"
 	envRule = "CONFINE_TEST_RULE"
 	envKind = "CONFINE_TEST_KIND" // kind of the filter: service or launcher
 )
@@ -42,12 +43,7 @@ func runConfinedAttempt(name string) string {
 	if !ok {
 		act = furtherAttempts[name]
 	}
-	dir, err := os.MkdirTemp("", "confine")
-	if err != nil {
-		return err.Error()
-	}
-	defer os.RemoveAll(dir)
-	try, err := act(dir)
+	try, err := act(os.Getenv(envDir))
 	if err != nil {
 		return "prepare: " + err.Error()
 	}
@@ -190,7 +186,8 @@ func execMissingProgram() error { return unix.Exec("/nonexistent", []string{"not
 func runAttempt(t *testing.T, kind, name, rule string) string {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), envAct+"="+name, envRule+"="+rule, envKind+"="+kind)
+	dir := t.TempDir() // the filter prevents the process from removing its own directory
+	cmd.Env = append(os.Environ(), envAct+"="+name, envDir+"="+dir, envRule+"="+rule, envKind+"="+kind)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("run %s: got %v, want success:\n%s", name, err, out)
