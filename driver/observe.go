@@ -31,6 +31,8 @@ type Observer interface {
 	// CompletionLost reports a completion that a completion queue had no room for. The completion queue and its queue
 	// pairs then fail.
 	CompletionLost(LostCompletion)
+	// KeyEnded reports a key that no longer gives access to memory.
+	KeyEnded(EndedKey)
 }
 
 // QPRef identifies a queue pair in a report, with its connection.
@@ -89,10 +91,18 @@ type Violation struct {
 	Key    uint32
 	Right  ib.AccessFlags // the missing right, or the rights needed
 	Addr   uint64         // start of the range that was asked for
+	Window bool           // the key is of a memory window
 	Length uint64         // bytes, elements or operations that were asked for
 	First  uint64         // start of the key's range
 	Limit  uint64         // bytes, elements or operations that are allowed; the length of the key's range
 	More   bool           // Length is a lower bound: the rest of the message has not arrived
+}
+
+// ForeignPSN counts answers with a PSN that the requester has never sent. PSN is that of the last one. A peer that
+// expects other PSNs than the requester sends them.
+type ForeignPSN struct {
+	PSN roce.PSN
+	N   int
 }
 
 // FailedCompletion is a completion with an error status.
@@ -110,6 +120,8 @@ type FailedCompletion struct {
 	PSN      roce.PSN
 	Attempts int
 	Since    time.Time
+	// Foreign describes the answers with a PSN that this queue pair has never sent, from the moment PSN became the oldest.
+	Foreign ForeignPSN
 	// Timeout is the local ACK timeout of the connection.
 	Timeout time.Duration
 	// Violation is the violated rule of a request that failed locally.
@@ -154,9 +166,10 @@ type DroppedPackets struct {
 	Source  netip.Addr
 	Reason  DropReason
 	Packets int
-	// Opcode and PSN belong to the first packet.
-	Opcode roce.Opcode
-	PSN    roce.PSN
+	// Opcode and PSN belong to the first packet, and SourceQP is the sender's number in it; 0 except for a datagram.
+	Opcode   roce.Opcode
+	PSN      roce.PSN
+	SourceQP uint32
 }
 
 // UnsentPackets is a run of packets that were not sent.
@@ -232,4 +245,26 @@ type LostCompletion struct {
 	Status uapi.WCStatus // the status that the consumer does not see
 	// Entries is the capacity of the completion queue, and Waiting is the number of completions in it.
 	Entries, Waiting int
+}
+
+// KeyEnd is the reason for which a key does not give access to memory any more.
+type KeyEnd uint8
+
+// The following constants are the reasons.
+const (
+	RegionDeregistered KeyEnd = iota // the region was deregistered
+	RegionChanged                    // the region has another key or other rights (ibv_rereg_mr)
+	Invalidated                      // by a LOCAL_INV, or by a SEND with Invalidate from the peer
+	WindowRebound                    // the window was bound again
+	WindowDeallocated                // the window was deallocated
+	NumKeyEnds
+)
+
+// EndedKey is a key that was taken away.
+type EndedKey struct {
+	Time    time.Time
+	Device  string
+	Context ib.UserContext // nil for a consumer in this process
+	Key     uint32
+	How     KeyEnd
 }

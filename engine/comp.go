@@ -16,7 +16,7 @@ import (
 func (r *requester) receiveResponse(p *pass, k *packet) {
 	qp := r.qp
 	if !r.snd.Expects(k.psn) {
-		r.snd.Stale()
+		r.snd.Stale(k.psn)
 		qp.dev.counters.add(cntDropResponse, 1)
 		return // to something that is complete already, or that was never sent
 	}

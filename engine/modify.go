@@ -38,7 +38,7 @@ func checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 		ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrRQPSN | ib.QPAttrMaxRdAtomic | ib.QPAttrAltPath |
 		ib.QPAttrMinRNRTimer | ib.QPAttrSQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrPathMigState | ib.QPAttrDestQPN
 	if mask&^known != 0 {
-		return fmt.Errorf("attributes %#x cannot be changed: %w", uint32(mask&^known), syscall.EOPNOTSUPP)
+		return fmt.Errorf("attributes %v cannot be changed: %w", mask&^known, syscall.EOPNOTSUPP)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/umem"
@@ -15,6 +16,7 @@ import (
 // pd is a protection domain. Its identity is all that matters.
 type pd struct {
 	dev    *Device
+	ctx    *userContext // nil: of a consumer in this process
 	counts *objectCounts
 }
 
@@ -23,7 +25,8 @@ const maxPD = 1 << 20
 
 // AllocPD implements ib.Driver.
 func (o ops) AllocPD(u *ib.Udata) (ib.DriverPD, error) {
-	p := &pd{dev: o.dev, counts: o.dev.counts(o.dev.context(u))}
+	ctx := o.dev.context(u)
+	p := &pd{dev: o.dev, ctx: ctx, counts: o.dev.counts(ctx)}
 	if err := p.counts.add(countPD); err != nil {
 		return nil, err
 	}
@@ -81,7 +84,7 @@ func checkMRAccess(access ib.AccessFlags) error {
 	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessZeroBased | ib.AccessOnDemand |
 		ib.AccessHugeTLB | ib.AccessFlushGlobal | ib.AccessOptional
 	if access&^known != 0 {
-		return fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
+		return fmt.Errorf("access flags %v: %w", access&^known, syscall.EOPNOTSUPP)
 	}
 	return nil
 }
@@ -173,6 +176,15 @@ func (m *mr) replace(g *grant) {
 	if old := m.grant.Swap(g); old != nil {
 		m.dev.keys.used(old.key)
 		old.revoke()
+		switch {
+		case m.gone:
+			old.observeEnd(driver.RegionDeregistered)
+		case g != nil && g.key == old.key && g.pd == old.pd && g.access == old.access:
+		case g != nil:
+			old.observeEnd(driver.RegionChanged)
+		default:
+			old.observeEnd(driver.Invalidated)
+		}
 	}
 }
 

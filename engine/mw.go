@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
@@ -70,6 +71,14 @@ func (w *mw) replace(g *grant) {
 		return
 	}
 	old.revoke()
+	switch {
+	case w.gone:
+		old.observeEnd(driver.WindowDeallocated)
+	case g != nil:
+		old.observeEnd(driver.WindowRebound)
+	default:
+		old.observeEnd(driver.Invalidated)
+	}
 	old.mr.mu.Lock()
 	old.mr.windows--
 	old.mr.mu.Unlock()

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"net/netip"
 
 	"verbena/driver"
@@ -56,6 +57,7 @@ func (qp *QP) observeSend(w *sendWQE, status uapi.WCStatus) {
 	if status != uapi.WCWRFlushErr {
 		var rnr int
 		f.PSN, f.Attempts, rnr, f.Since = qp.req.snd.Attempts()
+		f.Foreign.PSN, f.Foreign.N = qp.req.snd.Foreign()
 		if status == uapi.WCRNRRetryExcErr {
 			f.Attempts = rnr + 1 // the last RNR NAK is not counted as a retry
 		}
@@ -86,7 +88,7 @@ func (r *requester) requestViolation(w *sendWQE) driver.Violation {
 	inline := w.Flags&uapi.SendInline != 0
 	length := w.Length
 	if !inline {
-		length = uint64(queue.Length(w.SGEs))
+		length = cmp.Or(uint64(queue.Length(w.SGEs)), w.Length) // the check has dropped the elements of a long message
 	}
 	kind := kindOf(qp.typ, w.Opcode)
 	single := kind == transport.Read || kind == transport.Atomic
@@ -133,7 +135,7 @@ func (qp *QP) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driv
 
 // keyViolation returns the rule that an access by a key violates, RuleUnknown if none does now.
 func (qp *QP) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, length uint64) driver.Violation {
-	v := driver.Violation{Key: key, Right: right &^ localRead, Addr: addr, Length: length}
+	v := driver.Violation{Key: key, Window: key>>8 >= firstMW, Right: right &^ localRead, Addr: addr, Length: length}
 	g := qp.dev.grant(key)
 	if g == nil {
 		v.Rule = driver.RuleKey
@@ -154,6 +156,14 @@ func (qp *QP) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, lengt
 		g.put()
 	}
 	return v
+}
+
+// observeEnd reports that its key does not give access any more.
+func (g *grant) observeEnd(how driver.KeyEnd) {
+	d := g.mr.dev
+	if o := d.observer; o != nil && g.pd.ctx != nil {
+		o.KeyEnded(driver.EndedKey{Time: d.clock.Now(), Device: d.name, Context: g.pd.ctx.UserContext, Key: g.key, How: how})
+	}
 }
 
 // observeRecv reports a receive that completes with an error.
@@ -404,7 +414,7 @@ func (qp *QP) observeIntruder(t *train) {
 	if qp.State() < ib.QPRTR { // it has no peer yet
 		why = cntDropState
 	}
-	qp.dev.observePackets(qp.foreignRef(), t.path.from.addr, t.Buf, t.packets, why)
+	qp.dev.observePackets(qp.foreignRef(), t.path.from.addr, t.span(0), t.packets, why)
 }
 
 func (d *Device) observePackets(to driver.QPRef, src netip.Addr, b []byte, packets int, why counter) {
@@ -415,6 +425,9 @@ func (d *Device) observePackets(to driver.QPRef, src netip.Addr, b []byte, packe
 	x := driver.DroppedPackets{Time: d.clock.Now(), QP: to, Source: src, Reason: reason, Packets: packets}
 	if len(b) >= roce.BTHLen {
 		x.Opcode, x.PSN = roce.BTH(b).Opcode(), roce.BTH(b).PSN()
+	}
+	if len(b) >= roce.BTHLen+roce.DETHLen && x.Opcode.Service() == roce.UD {
+		x.SourceQP = roce.DETH(b[roce.BTHLen:]).SrcQPN()
 	}
 	d.observer.PacketsDropped(x)
 }

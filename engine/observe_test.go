@@ -21,6 +21,7 @@ type observed struct {
 	unsent  []driver.UnsentPackets
 	states  []driver.StateChange
 	lost    []driver.LostCompletion
+	ended   []driver.EndedKey
 	inError func(num uint32) // called when a queue pair enters ERR; may be nil
 }
 
@@ -34,6 +35,7 @@ func (o *observed) StateChanged(f driver.StateChange) {
 	}
 }
 func (o *observed) CompletionLost(f driver.LostCompletion) { note(o, &o.lost, f) }
+func (o *observed) KeyEnded(f driver.EndedKey)             { note(o, &o.ended, f) }
 
 func note[F any](o *observed, list *[]F, f F) {
 	o.mu.Lock()
@@ -247,4 +249,66 @@ func TestObserveLostCompletion(t *testing.T) {
 			t.Errorf("last change of state: got %+v, want the reason %v", s, driver.ByCQ)
 		}
 	})
+}
+
+// TestObserveDatagramToNoQP tests that the report of a datagram to a number that no queue pair has names its sender.
+func TestObserveDatagramToNoQP(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		o := &observed{}
+		s.typ, s.observer = ib.QPTypeUD, o
+		b := newBench(t, s)
+		b.connect(conn{})
+		gid, err := ops{b.b.dev}.QueryGID(1, 1)
+		check(t, err)
+		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}})
+		check(t, err)
+		b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 50), AH: ah, RemoteQPN: 0x4242,
+			RemoteQKey: testQKey})
+		b.a.poll(1)
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			o.mu.Lock()
+			n := len(o.dropped)
+			o.mu.Unlock()
+			if n > 0 {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("datagram to no QP: got no report")
+			}
+		}
+		d := o.dropped[0]
+		if d.Reason != driver.DropNoQP || d.QP.Num != 0x4242 || d.SourceQP != b.a.qp.Num() || d.Source != addrA {
+			t.Errorf("datagram to no QP: got %+v, want QP %d of %v as its sender", d, b.a.qp.Num(), addrA)
+		}
+		check(t, ah.Destroy())
+	})
+}
+
+// TestObserveForeign tests that a failed request counts the answers of a peer that expects other PSNs.
+func TestObserveForeign(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		psn  int // difference between the sender's PSN and the expected PSN
+	}{{"ahead", 1000}, {"behind", -1000}} {
+		t.Run(c.name, func(t *testing.T) {
+			eachNetwork(t, func(t *testing.T, s setup) {
+				o := &observed{}
+				s.observer = o
+				b := newBench(t, s)
+				mine, other := conn{timeout: 12, retry: 2, psn: 5000}, conn{timeout: 12, retry: 2, psn: uint32(5000 + c.psn)}
+				toRTR(t, b.a.qp, b.b.dev, b.b.qp.Num(), mine)
+				toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), mine)
+				toRTS(t, b.a.qp, other)
+				toRTS(t, b.b.qp, mine)
+				b.b.recv(9, 0, 64)
+				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
+				b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				if f := o.failed[0]; f.Foreign.N == 0 || f.PSN != roce.PSN(5000+c.psn) {
+					t.Errorf("failed completion: got %+v, want answers for PSNs that were never sent", f)
+				}
+			})
+		})
+	}
 }

@@ -111,10 +111,14 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 	rcv := &r.rcv
 	starts := k.Flags&roce.FlagStarts != 0
 	if rcv.Interrupts(k.psn, starts) {
+		if starts {
+			qp.observeRefusal(k, invalid, transport.CheckPSN)
+		}
 		p.settle(qp) // the data of an incomplete message may be stored, without a completion
 		r.wqe.filled = 0
 	}
 	if !rcv.ArriveUnreliable(k.psn, starts) {
+		qp.observeRefusal(k, invalid, transport.CheckPSN)
 		r.refused(k, transport.CheckPSN)
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return

@@ -349,7 +349,7 @@ func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
 	if to == nil {
 		peer.counters.add(cntDropNobody, t.packets)
-		peer.observeUnknown(t.to, t.path.from.addr, t.Buf, t.packets)
+		peer.observeUnknown(t.to, t.path.from.addr, t.span(0), t.packets)
 		t.free()
 		return
 	}

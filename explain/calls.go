@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -70,11 +71,11 @@ func (r *Recorder) CallRefused(c RefusedCall) {
 var manuals = func() map[string]string {
 	m := map[string]string{}
 	for _, v := range verb.Table {
-		if v.Name == "" {
+		if v.Name == "" && v.Effect != verb.Posts {
 			continue
 		}
 		for _, c := range v.Commands {
-			m[c.String()] = "ibv_" + v.Name + "(3)"
+			m[c.String()] = "ibv_" + cmp.Or(v.Name, strings.ToLower(c.String())) + "(3)"
 		}
 		for _, x := range v.Methods {
 			m[x.String()] = "ibv_" + v.Name + "(3)"

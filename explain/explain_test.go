@@ -43,18 +43,20 @@ type ends struct {
 	*Recorder
 	t    *testing.T
 	a, b driver.QPRef
+
+	foreign int // answers with a foreign PSN to the failed work request
 }
 
 func newEnds(t *testing.T, peer int) *ends {
 	e := &ends{Recorder: New(Config{Program: programOf}), t: t}
-	e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}}, false)
-	e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}}, false)
+	e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}})
+	e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}})
 	e.a = driver.QPRef{Device: "rxe0", Num: 17, Type: ib.QPTypeRC, State: ib.QPRTS, Local: here, Peer: there, DestQPN: 18,
 		Context: &program{Program: Program{User: quota.ID{UID: 1}, PID: 100, Name: "client"}}}
 	e.b = driver.QPRef{Device: "rxe1", Num: 18, Type: ib.QPTypeRC, State: ib.QPRTS, Local: there, Peer: here, DestQPN: 17,
 		Context: &program{Program: Program{User: quota.ID{UID: peer}, PID: 200, Name: "server"}}}
-	e.StateChanged(driver.StateChange{Time: begin, QP: e.a, From: ib.QPRTR, To: ib.QPRTS})
-	e.StateChanged(driver.StateChange{Time: begin, QP: e.b, From: ib.QPRTR, To: ib.QPRTS})
+	e.StateChanged(driver.StateChange{Time: begin, QP: e.a, From: ib.QPInit, To: ib.QPRTS})
+	e.StateChanged(driver.StateChange{Time: begin, QP: e.b, From: ib.QPInit, To: ib.QPRTS})
 	return e
 }
 
@@ -67,12 +69,19 @@ func (e *ends) enter(qp driver.QPRef, at time.Duration, to ib.QPState, why drive
 	e.StateChanged(driver.StateChange{Time: after(at), QP: qp, From: from, To: to, Cause: why})
 }
 
+// impair reports impaired packets.
+func (e *ends) impair(device string, qp uint32, at time.Duration, x link.Impairment) {
+	x.QP = qp
+	e.PacketsImpaired(ImpairedPackets{Time: after(at), Device: device, Impairment: x})
+}
+
 // fail makes a work request of QP 17 fail 4.7 s after the beginning. It was sent first after 1 s.
 func (e *ends) fail(status uapi.WCStatus, v driver.Violation) {
 	e.CompletionFailed(driver.FailedCompletion{
 		Time: after(4700 * time.Millisecond), QP: e.a, WRID: 5, Opcode: uapi.WRSend, Status: status, Length: 8192,
 		PSN: 4711, Attempts: 8,
-		Since: after(time.Second), Violation: v,
+		Since: after(time.Second), Violation: v, Timeout: 67108864 * time.Nanosecond,
+		Foreign: driver.ForeignPSN{PSN: 9000, N: e.foreign},
 	})
 }
 
@@ -136,22 +145,100 @@ func TestTimeout(t *testing.T) {
 				Reason: driver.DropSource, Packets: 1})
 		}, row: "no-answer-here", fault: "unknown", text: unanswered + "the peer's QP 18 is in RTS; the reason is unknown"},
 		{name: "link down", peer: 1, facts: func(e *ends) {
-			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Down: true, Since: after(time.Second)}, false)
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Down: "rxe1", Since: after(time.Second)})
 		}, row: "peer-port-down", fault: "the network", text: unanswered + "the port of the peer's device rxe1 has been down since 12:00:01.000"},
 		{name: "own link down", peer: 2, facts: func(e *ends) {
 			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1})
-			e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Down: true, Since: after(time.Second)}, false)
+			e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Down: "rxe0", Since: after(time.Second)})
 		}, row: "port-down", fault: "the network", text: unanswered + "the port of rxe0 has been down since 12:00:01.000"},
+		{name: "own interface down", peer: 2, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Down: "eth0", Since: after(time.Second)})
+		}, row: "port-down-interface", fault: "the network"},
+		{name: "own address removed", peer: 2, facts: func(e *ends) {
+			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1})
+			e.SetDevice(DeviceState{Name: "rxe0", Since: after(time.Second)})
+		}, row: "address-gone", fault: "the network", text: unanswered + "the device rxe0 has lost the address 10.0.0.1 of the connection"},
 		{name: "too long for the link", peer: 2, facts: func(e *ends) {
 			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1, Longest: 4112,
 				Err: link.ErrTooLong, MTU: 1400})
 		}, row: "too-long", fault: "this end", text: unanswered + "packets of 4112 bytes do not fit the MTU 1400 of the interface"},
 		{name: "device hung", peer: 2, facts: func(e *ends) {
-			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Lost: "hung", Since: after(time.Second)}, false)
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Lost: "hung", Since: after(time.Second)})
 		}, row: "peer-device", fault: "the device", text: unanswered + "the peer's device rxe1 is hung since 12:00:01.000"},
 		{name: "lost by a rule", peer: 1, facts: func(e *ends) {
-			e.PacketsLost(LostPackets{Time: after(2 * time.Second), Device: "rxe0", QP: 17, Packets: 1})
-		}, row: "packets-lost", fault: "injected", text: unanswered + "packets lost by fault rules of rxe0: 1"},
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Dropped, Packets: 8})
+		}, row: "packets-lost", fault: "injected", text: unanswered + "packets lost by fault rules of rxe0: 8"},
+		{name: "lost by a rule before the peer was destroyed", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Dropped, Packets: 8})
+			e.enter(e.b, 3*time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+		}, row: "packets-lost", fault: "injected"},
+		{name: "lost by a rule before the request", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 500*time.Millisecond, link.Impairment{Kind: link.Dropped, Packets: 3})
+		}, row: "no-answer-here", fault: "unknown", hidden: "no-answer-here"},
+		{name: "some transmissions lost", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Dropped, Packets: 7})
+		}, row: "no-answer-here", fault: "unknown"},
+		{name: "lost, and the PSNs differ", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Dropped, Packets: 8})
+			e.foreign = 1
+		}, row: "psn-mismatch", fault: "both ends"},
+		{name: "lost, and no such QP", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Dropped, Packets: 8})
+			e.a.DestQPN = 99
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1", Num: 99},
+				Source: here, Reason: driver.DropNoQP, Packets: 1})
+		}, row: "no-qp", fault: "this end"},
+		{name: "link of the peer down at first, and its QP destroyed later", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Down: "rxe1", Since: begin})
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Since: after(3 * time.Second)})
+			e.enter(e.b, 2*time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+		}, row: "port-was-down", fault: "the network"},
+		{name: "connected again at the peer only", peer: 1, facts: func(e *ends) {
+			e.enter(e.b, 500*time.Millisecond, ib.QPReset, driver.StateCause{})
+			e.b.State = ib.QPInit
+			e.enter(e.b, 700*time.Millisecond, ib.QPRTR, driver.StateCause{})
+		}, row: "peer-reconnected", fault: "both ends",
+			text: unanswered + "the peer's QP 18 was reset and connected again 4.0 s " +
+				"earlier, and this QP was not"},
+		{name: "damaged by a rule", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Damaged, Packets: 8})
+		}, row: "packets-damaged", fault: "injected"},
+		{name: "answers lost by the link", peer: 1, facts: func(e *ends) {
+			e.impair("rxe1", 18, 2*time.Second, link.Impairment{Kind: link.Lost, Packets: 8})
+		}, row: "packets-lost-by-link", fault: "injected"},
+		{name: "queue of the link full", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Overflowed, Packets: 8})
+		}, row: "link-overflow", fault: "injected"},
+		{name: "delayed in both directions", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Delayed, Packets: 8, Delay: 3 * time.Second})
+			e.impair("rxe1", 18, 2*time.Second, link.Impairment{Kind: link.Delayed, Packets: 8, Delay: time.Second})
+		}, row: "packets-delayed", fault: "injected", text: unanswered + "packets were delayed by 4.0 s at rxe1, and all " +
+			"transmissions together waited 3.7 s (local ACK timeout 67.1 ms)"},
+		{name: "delayed by less than the wait", peer: 1, facts: func(e *ends) {
+			e.impair("rxe0", 17, 2*time.Second, link.Impairment{Kind: link.Delayed, Packets: 8, Delay: 500 * time.Millisecond})
+		}, row: "no-answer-here", fault: "unknown", hidden: "no-answer-here"},
+		{name: "the PSNs of the ends differ", peer: 1, facts: func(e *ends) { e.foreign = 2 },
+			row: "psn-mismatch", fault: "both ends",
+			text: unanswered + "the peer answered for PSN 9000, which this QP has never sent (2 times)"},
+		{name: "peer's device reset", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Lost: "being reset", Since: after(2 * time.Second)})
+			e.enter(e.b, 2*time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByDevice})
+			e.enter(e.b, 2*time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByDestroy})
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Since: after(3 * time.Second)})
+		}, row: "peer-device-was", fault: "the device",
+			text: unanswered + "the peer's device rxe1 was being reset 2.7 s earlier, " +
+				"and its QPs ended"},
+		{name: "peer's device unplugged", peer: 2, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Lost: "unplugged", Since: after(2 * time.Second)})
+		}, row: "peer-device", fault: "the device"},
+		{name: "modified to ERR, and then ended", peer: 1, facts: func(e *ends) {
+			e.enter(e.b, time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByProgram})
+			e.b.State = ib.QPErr
+			e.b.Context.(*program).Ending = true
+			e.enter(e.b, 4*time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByDestroy})
+		}, row: "peer-in-error", fault: "the peer",
+			text: unanswered + "the peer's QP 18 has been in ERR since 3.7 s earlier " +
+				"(its program has modified it)"},
 		{name: "no such QP", peer: 1, facts: func(e *ends) {
 			e.a.DestQPN = 99
 			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1",
@@ -159,8 +246,11 @@ func TestTimeout(t *testing.T) {
 				Reason: driver.DropNoQP, Packets: 1})
 		}, row: "no-qp", fault: "this end", text: unanswered + "10.0.0.2 has no QP 99"},
 		{name: "another host", peer: 1, facts: func(e *ends) {
-			e.SetDevice(DeviceState{Name: "rxe1"}, true)
+			e.SetDevice(DeviceState{Name: "rxe1", Since: after(time.Second)})
 		}, row: "no-answer", fault: "unknown", text: unanswered + "no answer from 10.0.0.2"},
+		{name: "device removed", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Lost: Removed, Since: after(time.Second)})
+		}, row: "peer-device", fault: "the device"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEnds(t, c.peer)
@@ -323,7 +413,8 @@ func TestTable(t *testing.T) {
 	}
 	e := newEnds(t, 1)
 	full := &values{q: e.qps[qpKey{"rxe0", 17}], peer: e.qps[qpKey{"rxe1", 18}], peerWhy: "x", at: begin, since: begin,
-		v: driver.Violation{Length: 1}, count: 1, device: "x", mtu: 1, err: "x", reason: "x", port: "x", man: "x"}
+		v: driver.Violation{Length: 1}, count: 1, device: "x", mtu: 1, owner: e.qps[qpKey{"rxe1", 18}],
+		err: "x", reason: "x", port: "x", man: "x"}
 	words := regexp.MustCompile(`\{(\w+)\}`)
 	for _, r := range Table {
 		if r.Name == "" || r.Text == "" || r.Clause == "" || r.Remedy == "" {
@@ -413,5 +504,142 @@ func TestRepeatedPacketsAllocateNothing(t *testing.T) {
 	}
 	if counts[102] != 2 { // AllocsPerRun calls once more
 		t.Errorf("causes by number of occurrences: got %v, want two with 102", counts)
+	}
+}
+
+// TestEndedKey tests the cause of a request with a key that its owner has taken away.
+func TestEndedKey(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		key  driver.EndedKey
+		row  string
+		at   string // end at fault
+		text string
+	}{
+		{"deregistered", driver.EndedKey{Key: 0x1234, How: driver.RegionDeregistered, Time: after(4 * time.Second)},
+			"key-ended", "the peer",
+			"the key 0x1234 ended 700 ms earlier: its region was deregistered"},
+		{"invalidated", driver.EndedKey{Key: 0x1234, How: driver.Invalidated, Time: after(4 * time.Second)},
+			"key-ended", "the peer",
+			"the key 0x1234 ended 700 ms earlier: it was invalidated"},
+		{"another key", driver.EndedKey{Key: 0x1200, Time: after(4 * time.Second)}, "key", "this end",
+			"no memory region or window has the key 0x1234"},
+		{"ended later", driver.EndedKey{Key: 0x1234, Time: after(5 * time.Second)}, "key", "this end",
+			"no memory region or window has the key 0x1234"},
+		{"of the device of the requester", driver.EndedKey{Device: "rxe0", Key: 0x1234, Time: after(time.Second)},
+			"key", "this end",
+			"no memory region or window has the key 0x1234"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newEnds(t, 1)
+			if c.key.Device == "" {
+				c.key.Device = "rxe1"
+			}
+			c.key.Context = e.b.Context
+			e.KeyEnded(c.key)
+			e.RequestRefused(driver.RefusedRequest{Time: after(4600 * time.Millisecond), QP: e.b, PSN: 4711, Answered: true,
+				Syndrome: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleKey, Key: 0x1234}})
+			e.fail(uapi.WCRemAccessErr, driver.Violation{})
+			if got := e.last(1, false); got.Row != c.row || got.Fault != c.at || got.Why != c.text {
+				t.Errorf("cause: got %s, %s: %s; want %s, %s: %s", got.Row, got.Fault, got.Why, c.row, c.at, c.text)
+			}
+		})
+	}
+	t.Run("of another program", func(t *testing.T) {
+		e := newEnds(t, 1)
+		other := &program{Program: Program{User: quota.ID{UID: 1}, PID: 300}}
+		e.KeyEnded(driver.EndedKey{Device: "rxe1", Context: other, Key: 0x1234, Time: after(time.Second)})
+		e.RequestRefused(driver.RefusedRequest{Time: after(4600 * time.Millisecond), QP: e.b, PSN: 4711, Answered: true,
+			Syndrome: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleKey, Key: 0x1234}})
+		e.fail(uapi.WCRemAccessErr, driver.Violation{})
+		if got := e.last(1, false); got.Row != "key" {
+			t.Errorf("cause: got %s, want key", got.Row)
+		}
+	})
+	t.Run("bounded", func(t *testing.T) {
+		e := newEnds(t, 1)
+		for i := range 3 * maxEnded {
+			e.KeyEnded(driver.EndedKey{Device: "rxe1", Context: e.b.Context, Key: uint32(i), Time: begin})
+		}
+		if len(e.ended) != maxEnded || len(e.endings) != maxEnded {
+			t.Errorf("remembered keys: got %d and %d, want %d", len(e.ended), len(e.endings), maxEnded)
+		}
+	})
+}
+
+// TestWindowIsNamed tests that the text and the remedy name a memory window, not its region.
+func TestWindowIsNamed(t *testing.T) {
+	e := newEnds(t, 1)
+	e.RequestRefused(driver.RefusedRequest{Time: after(4 * time.Second), QP: e.b, PSN: 4711, Answered: true,
+		Syndrome:  roce.NAKRemoteAccessError,
+		Violation: driver.Violation{Rule: driver.RuleRight, Key: 0x80000012, Window: true, Right: ib.AccessRemoteWrite}})
+	got := e.last(1, false)
+	if want := "the memory window of key 0x80000012 does not grant REMOTE_WRITE"; got.Why != want {
+		t.Errorf("why: got %q, want %q", got.Why, want)
+	}
+	if want := "bind the window with IBV_ACCESS_REMOTE_WRITE"; got.Remedy != want {
+		t.Errorf("remedy: got %q, want %q", got.Remedy, want)
+	}
+}
+
+// TestDeviceLost tests that each program that has opened a device gets one cause when the device is lost.
+func TestDeviceLost(t *testing.T) {
+	e := newEnds(t, 2)
+	one, two := Program{User: quota.ID{UID: 1}, PID: 100}, Program{User: quota.ID{UID: 2}, PID: 200}
+	for range 2 {
+		e.SetDevice(DeviceState{Name: "rxe0", Lost: "hung", Since: after(time.Second), Programs: []Program{one, one, two}})
+	}
+	for uid := 1; uid <= 2; uid++ {
+		list := e.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == uid }})
+		if len(list) != 1 || list[0].Row != "device-lost" || list[0].Why != "it has been hung since 12:00:01.000" {
+			t.Errorf("causes of user %d: got %+v, want one device-lost", uid, list)
+		}
+	}
+	e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Since: after(2 * time.Second)})
+	e.a.State = ib.QPErr
+	e.enter(e.a, time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByDevice})
+	e.fail(uapi.WCWRFlushErr, driver.Violation{})
+	if got := e.last(1, false); got.Row != "device-error" || !strings.Contains(got.Why, "hung") {
+		t.Errorf("flushed work request: got %s: %s, want device-error with the reason", got.Row, got.Why)
+	}
+}
+
+// TestDatagramToNoQP tests that the sender of datagrams to a number that no queue pair has gets one cause.
+func TestDatagramToNoQP(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		typ  ib.QPType
+		from uint32
+		want int
+	}{
+		{"datagram", ib.QPTypeUD, 17, 1}, {"connection", ib.QPTypeRC, 17, 0}, {"unknown sender", ib.QPTypeUD, 19, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newEnds(t, 2)
+			e.a.Type = c.typ
+			e.enter(e.a, 0, ib.QPRTS, driver.StateCause{})
+			for range 3 {
+				e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second), QP: driver.QPRef{Device: "rxe1", Num: 99},
+					Source: here, Reason: driver.DropNoQP, Packets: 2, SourceQP: c.from})
+			}
+			list := e.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == 1 }})
+			if len(list) != c.want || c.want == 1 && (list[0].Row != "datagram-no-qp" || list[0].Count != 6) {
+				t.Errorf("causes: got %+v, want %d datagram-no-qp of 6 packets", list, c.want)
+			}
+		})
+	}
+}
+
+// TestMemoryOfEndedProcess tests that the end of a process explains that its memory cannot be accessed.
+func TestMemoryOfEndedProcess(t *testing.T) {
+	for alive, row := range map[bool]string{true: "memory", false: "memory-ended"} {
+		e := newEnds(t, 1)
+		e.cfg.Alive = func(c ib.UserContext) bool { return alive || c != e.b.Context }
+		e.RequestRefused(driver.RefusedRequest{Time: after(4 * time.Second), QP: e.b, PSN: 4711, Answered: true,
+			Syndrome: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleMemory}})
+		e.fail(uapi.WCRemAccessErr, driver.Violation{})
+		if got := e.last(1, false); got.Row != row || got.Fault != "the peer" {
+			t.Errorf("process alive: %v: got %s at %s, want %s at the peer", alive, got.Row, got.Fault, row)
+		}
 	}
 }

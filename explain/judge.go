@@ -32,10 +32,16 @@ type values struct {
 	q       *qpFacts // the failed queue pair
 	peer    *qpFacts // the other end; nil if unknown
 	peerWhy string
+	owner   *qpFacts  // the end whose memory a key leads to; nil if unknown
 	at      time.Time // when the failure happened
 	since   time.Time
 	v       driver.Violation
 	count   int
+	number  uint32
+	delay   time.Duration
+	timeout time.Duration
+	wait    time.Duration
+	state   ib.QPState // state in which the peer stopped to receive
 	device  string
 	mtu     int
 	err     string
@@ -116,6 +122,24 @@ func (x *values) value(word string) string {
 		return number(x.v.Limit)
 	case "count":
 		return number(uint64(x.count))
+	case "owner":
+		if x.owner != nil {
+			return strconv.Itoa(x.owner.program.PID)
+		}
+	case "number":
+		return number(uint64(x.number))
+	case "delay":
+		return formatDuration(x.delay)
+	case "grant":
+		if x.v.Window {
+			return "memory window"
+		}
+		return "region"
+	case "grant with":
+		if x.v.Window {
+			return "bind the window with"
+		}
+		return "register the memory with"
 	case "device":
 		return x.device
 	case "mtu":
@@ -132,6 +156,12 @@ func (x *values) value(word string) string {
 		if !x.since.IsZero() {
 			return x.since.Format("15:04:05.000")
 		}
+	case "timeout":
+		return formatDuration(x.timeout)
+	case "wait":
+		return formatDuration(x.wait)
+	case "times":
+		return times(x.count)
 	case "naks":
 		if x.count == 0 {
 			return "RNR NAKs"
@@ -152,6 +182,10 @@ func (x *values) value(word string) string {
 		switch word {
 		case "qp":
 			return number(uint64(x.q.ref.Num))
+		case "local":
+			if x.q.ref.Local.IsValid() {
+				return x.q.ref.Local.String()
+			}
 		case "peer":
 			if x.q.ref.Peer.IsValid() {
 				return x.q.ref.Peer.String()
@@ -167,6 +201,9 @@ func (x *values) value(word string) string {
 	if x.peer != nil {
 		switch word {
 		case "peerstate":
+			if x.state != x.peer.ref.State && x.peer.gone {
+				return x.state.String()
+			}
 			return x.peer.ref.State.String()
 		case "peertype":
 			return x.peer.ref.Type.String()
@@ -191,23 +228,59 @@ func (q *qpFacts) refusalRow(f *driver.RefusedRequest) string {
 }
 
 // judgeRefusal judges a request that the queue pair has refused.
-func (q *qpFacts) judgeRefusal(f *driver.RefusedRequest) verdict {
-	d := judge(q.refusalRow(f), &values{q: q, v: f.Violation, at: f.Time}, FaultResponder)
+func (r *Recorder) judgeRefusal(q *qpFacts, f *driver.RefusedRequest) verdict {
+	d := r.judgeRule(q.refusalRow(f), q, &values{q: q, v: f.Violation, at: f.Time}, FaultResponder)
 	if f.Syndrome == roce.NAKRemoteOperationalError { // the rule concerns the receive, not the request
 		return d.of(FaultSelf.String())
 	}
 	return d
 }
 
+// keyEnds are the descriptions of the ends of keys.
+var keyEnds = [driver.NumKeyEnds]string{
+	driver.RegionDeregistered: "its region was deregistered",
+	driver.RegionChanged:      "its region was registered again (ibv_rereg_mr)",
+	driver.Invalidated:        "it was invalidated",
+	driver.WindowRebound:      "its memory window was bound again",
+	driver.WindowDeallocated:  "its memory window was deallocated",
+}
+
+// judgeRule judges a violated rule of a row. owner is the end to whose memory the key leads: a key that this end had,
+// and took away, is its doing.
+func (r *Recorder) judgeRule(row string, owner *qpFacts, x *values, self Fault) verdict {
+	if row == ruleRows[driver.RuleKey] && owner != nil {
+		k, ok := r.ended[regionKey{owner.ref.Device, x.v.Key}]
+		if ok && k.program.User == owner.program.User && k.program.PID == owner.program.PID && !k.at.After(x.at) {
+			x.since, x.reason = k.at, keyEnds[k.how]
+			row = "key-ended"
+		}
+	}
+	if row == ruleRows[driver.RuleMemory] && owner != nil && r.cfg.Alive != nil && !r.cfg.Alive(owner.ref.Context) {
+		row, x.owner = "memory-ended", owner
+	}
+	return judge(row, x, self)
+}
+
+// portRow returns the row for a port that is down: row, or another row if the interface is down.
+func portRow(row string, d *deviceFacts) string {
+	if d != nil && d.Down != "" && d.Down != d.Name {
+		return row + "-interface"
+	}
+	return row
+}
+
 // judgeUnsent judges packets that could not be sent.
 func (r *Recorder) judgeUnsent(q *qpFacts, f *driver.UnsentPackets) verdict {
 	x := &values{q: q, at: f.Time, device: q.ref.Device, mtu: f.MTU, v: driver.Violation{Length: uint64(f.Longest)}}
-	if d := r.devices[q.ref.Device]; d != nil && (d.Down || d.Lost != "") {
-		x.since = d.Since
+	d := r.devices[q.ref.Device]
+	if d != nil && (d.Down != "" || d.Lost != "") {
+		x.since, x.port = d.Since, d.Down
 	}
 	switch {
+	case f.Err == nil && d != nil && d.Down == "" && d.Lost == "" && !slices.Contains(d.Addrs, q.ref.Local):
+		return judge("address-gone", x, FaultRequester)
 	case f.Err == nil:
-		return judge("port-down", x, FaultRequester)
+		return judge(portRow("port-down", d), x, FaultRequester)
 	case errors.Is(f.Err, link.ErrTooLong):
 		return judge("too-long", x, FaultRequester)
 	case errors.Is(f.Err, link.ErrNoRoute):
@@ -221,15 +294,19 @@ func (r *Recorder) judgeUnsent(q *qpFacts, f *driver.UnsentPackets) verdict {
 func (r *Recorder) judgeFlush(q *qpFacts, f *driver.FailedCompletion) verdict {
 	x := &values{q: q, at: f.Time, since: q.changed}
 	row := "failed-before"
+	if d := r.devices[q.ref.Device]; d != nil && d.loss != "" {
+		x.device, x.reason = d.Name, d.loss
+	}
 	switch q.cause.Reason {
 	case driver.ByProgram:
 		if q.ref.State == ib.QPErr {
 			row = "modified"
 		}
-	case driver.ByDevice:
+	case driver.ByDevice, driver.ByContext:
 		row = "device-error"
-	case driver.ByContext:
-		row = "context-ended"
+		if x.reason == "" && q.cause.Reason == driver.ByContext {
+			row = "context-ended"
+		}
 	case driver.ByQueueMemory:
 		row = "queue-memory"
 	case driver.ByCQ:
@@ -244,7 +321,7 @@ func (r *Recorder) judgeCompletion(q *qpFacts, f *driver.FailedCompletion, both 
 	x := &values{q: q, at: f.Time, v: f.Violation}
 	local := f.Status == uapi.WCLocProtErr || f.Status == uapi.WCLocQPOpErr || f.Status == uapi.WCLocLenErr
 	if f.Recv && !local {
-		return judge(ruleRows[f.Violation.Rule], x, FaultResponder)
+		return r.judgeRule(ruleRows[f.Violation.Rule], q, x, FaultResponder)
 	}
 	switch f.Status {
 	case uapi.WCRetryExcErr:
@@ -256,7 +333,7 @@ func (r *Recorder) judgeCompletion(q *qpFacts, f *driver.FailedCompletion, both 
 	case uapi.WCBadRespErr:
 		return judge("bad-response", x, FaultRequester)
 	}
-	d := judge(ruleRows[f.Violation.Rule], x, FaultRequester)
+	d := r.judgeRule(ruleRows[f.Violation.Rule], q, x, FaultRequester)
 	if local {
 		return d.of(FaultSelf.String())
 	}
@@ -290,7 +367,7 @@ func (r *Recorder) judgeNAK(q *qpFacts, f *driver.FailedCompletion, both bool) v
 	if x.v.Rule == driver.RuleUnknown {
 		return judge("peer-refused", x, FaultRequester)
 	}
-	d := judge(ruleRows[x.v.Rule], x, FaultRequester)
+	d := r.judgeRule(ruleRows[x.v.Rule], peer, x, FaultRequester)
 	if f.Status == uapi.WCRemOpErr {
 		return d.of("the peer")
 	}
@@ -316,75 +393,78 @@ func (r *Recorder) judgeTimeout(q *qpFacts, f *driver.FailedCompletion, both boo
 	if q.evidence != nil && recent(q.unsent.Time) {
 		return r.judgeUnsent(q, &q.unsent)
 	}
-	if d := r.devices[q.ref.Device]; d != nil && d.Down {
-		x.since = d.Since
-		return judge("port-down", x, FaultRequester)
+	if d := r.devices[q.ref.Device]; d != nil && d.Down != "" {
+		x.since, x.port = d.Since, d.Down
+		return judge(portRow("port-down", d), x, FaultRequester)
 	}
 	d, peer, hidden := r.peerOf(q, both)
-	if d != nil && d.Lost != "" {
+	switch {
+	case d != nil && d.Lost != "":
 		x.since, x.device, x.reason = d.Since, d.Name, d.Lost
 		return judge("peer-device", x, FaultRequester)
+	case d != nil && d.Down != "":
+		x.since, x.device, x.port = d.Since, d.Name, d.Down
+		return judge(portRow("peer-port-down", d), x, FaultRequester)
+	case d != nil && recent(d.lostAt) && (peer == nil || peer.gone || peer.ref.State == ib.QPErr):
+		x.since, x.device, x.reason = d.lostAt, d.Name, d.loss
+		return judge("peer-device-was", x, FaultRequester)
 	}
-	if d != nil && d.Down {
-		x.since, x.device = d.Since, d.Name
-		return judge("peer-port-down", x, FaultRequester)
+	if v, ok := r.judgeArrival(q, peer, d, hidden, f, x); ok {
+		return v
 	}
-	if peer != nil {
-		if v, ok := r.judgePeer(q, peer, f, x); ok {
+	// The earliest fact decides: later ones did not prevent the first answer.
+	earliest, at := r.judgeImpairment(q, peer, f, x)
+	if own := r.devices[q.ref.Device]; own.wasDown(f.Since) {
+		y := *x
+		y.since, y.port, y.device = own.downAt, own.down, own.Name
+		v := judge("port-was-down", &y, FaultRequester)
+		earliest, at = &v, f.Since
+	} else if d.wasDown(f.Since) {
+		y := *x
+		y.since, y.port, y.device = d.downAt, d.down, d.Name
+		v := judge("port-was-down", &y, FaultRequester)
+		earliest, at = &v, f.Since
+	}
+	if peer != nil && (earliest == nil || !peer.left.at.After(at)) {
+		if v, ok := r.judgePeer(peer, f, x); ok {
 			return v
 		}
 	}
-	if q.evidence != nil && recent(q.lost.Time) {
-		x.count = q.lostN
-		return judge("packets-lost", x, FaultRequester)
-	}
-	if other := peer; other != nil && other.evidence != nil && recent(other.lost.Time) {
-		x.count, x.device = other.lostN, other.ref.Device
-		return judge("packets-lost", x, FaultRequester)
+	if earliest != nil {
+		return *earliest
 	}
 	x.since = time.Time{}
 	switch {
+	case peer != nil && peer.ready.After(q.ready) && peer.starts > 1:
+		x.since, x.peer = peer.ready, peer
+		return judge("peer-reconnected", x, FaultRequester)
 	case peer != nil:
 		x.peer = peer
 		return judge("no-answer-here", x, FaultRequester)
-	case d != nil && !hidden:
-		no, ok := r.noQP[qpKey{d.Name, q.ref.DestQPN}]
-		if ok && recent(no.Time) && no.Source == q.ref.Local {
-			return judge("no-qp", x, FaultRequester)
-		}
 	}
 	return judge("no-answer", x, FaultRequester)
 }
 
-// judgePeer judges a work request without an answer by the state of its peer; false if the state does not explain it.
-func (r *Recorder) judgePeer(q, peer *qpFacts, f *driver.FailedCompletion, x *values) (verdict, bool) {
+// judgeArrival judges a work request without an answer by packets that have arrived all the same: at a queue pair that
+// drops them, at none, or at this end with PSNs that it has never sent. ok is false if no such packet is known.
+func (r *Recorder) judgeArrival(q, peer *qpFacts, d *deviceFacts, hidden bool, f *driver.FailedCompletion, x *values) (
+	v verdict, ok bool) {
 	y := *x
-	y.peer, y.since = peer, peer.changed
-	switch {
-	case peer.gone && peer.program.Ending:
-		return judge("peer-ended", &y, FaultRequester), true
-	case peer.gone:
-		return judge("peer-closed", &y, FaultRequester), true
-	case peer.ref.State == ib.QPErr:
-		y.peerWhy = peer.cause.String()
-		if peer.evidence != nil && peer.why != "" {
-			y.peerWhy = peer.why
-		}
-		if v := peer.evidence; v != nil && v.refusal.Answered && v.refusal.PSN == f.PSN &&
-			v.refusal.Violation.Rule == driver.RuleReceiveLength {
-			z := values{v: v.refusal.Violation}
-			z.v.Length, z.v.More = f.Length, false
-			y.peerWhy = expand(rows["receive-too-short"].Text, &z)
-		}
-		return judge("peer-in-error", &y, FaultRequester), true
-	case peer.ref.State < ib.QPRTR:
-		y.since = time.Time{}
-		return judge("peer-not-ready", &y, FaultRequester), true
+	y.since = time.Time{}
+	if f.Foreign.N > 0 {
+		y.count, y.number = f.Foreign.N, uint32(f.Foreign.PSN)
+		return judge("psn-mismatch", &y, FaultRequester), true
 	}
-	if peer.evidence == nil || peer.drop.Time.Before(f.Since) || peer.drop.Source != q.ref.Local {
+	if d != nil && peer == nil && !hidden {
+		no, found := r.noQP[qpKey{d.Name, q.ref.DestQPN}]
+		if found && !no.Time.Before(f.Since) && no.Source == q.ref.Local {
+			return judge("no-qp", &y, FaultRequester), true
+		}
+	}
+	if peer == nil || peer.evidence == nil || peer.drop.Time.Before(f.Since) || peer.drop.Source != q.ref.Local {
 		return verdict{}, false
 	}
-	y.since, y.device = time.Time{}, peer.ref.Device
+	y.peer, y.device = peer, peer.ref.Device
 	switch peer.drop.Reason {
 	case driver.DropSource:
 		return judge("peer-other", &y, FaultRequester), true
@@ -392,6 +472,102 @@ func (r *Recorder) judgePeer(q, peer *qpFacts, f *driver.FailedCompletion, x *va
 		return judge("peer-service", &y, FaultRequester), true
 	case driver.DropStalled:
 		return judge("peer-stalled", &y, FaultRequester), true
+	}
+	return verdict{}, false
+}
+
+// impairmentRows are the rows of impaired packets.
+var impairmentRows = [link.NumImpairments]string{
+	link.Dropped: "packets-lost", link.Damaged: "packets-damaged", link.Delayed: "packets-delayed",
+	link.Lost: "packets-lost-by-link", link.Overflowed: "link-overflow",
+}
+
+// judgeImpairment judges the first impairment, at either end, of the packets of a request without an answer, or of its
+// answers. It returns nil if no impairment explains the failure: losses explain it if they are at least as many as the
+// transmissions, and delays if the last answer came too late.
+func (r *Recorder) judgeImpairment(q, peer *qpFacts, f *driver.FailedCompletion, x *values) (v *verdict, at time.Time) {
+	var first *ImpairedPackets
+	var delay time.Duration // in both directions
+	lost, count := 0, 0
+	for _, end := range []*qpFacts{q, peer} {
+		if end == nil || end.evidence == nil {
+			continue
+		}
+		var longest time.Duration
+		for i := range end.impaired {
+			e := &end.impaired[i]
+			switch {
+			case e.Time.Before(f.Since):
+				continue
+			case e.Kind == link.Delayed:
+				longest = max(longest, e.Delay)
+			default:
+				lost += e.Packets
+				if first == nil || e.Time.Before(first.Time) {
+					first = e
+				}
+			}
+		}
+		delay += longest
+		if longest > 0 && delay >= f.Time.Sub(f.Since) {
+			y := *x
+			y.device, y.delay, y.timeout, y.wait = end.ref.Device, delay, f.Timeout, f.Time.Sub(f.Since)
+			found := judge(impairmentRows[link.Delayed], &y, FaultRequester)
+			v, at = &found, f.Since
+		}
+	}
+	if first == nil || lost < f.Attempts {
+		return v, at
+	}
+	for _, end := range []*qpFacts{q, peer} {
+		if end != nil && end.evidence != nil {
+			for i := range end.impaired {
+				if e := &end.impaired[i]; e.Kind == first.Kind && !e.Time.Before(f.Since) {
+					count += e.Packets
+				}
+			}
+		}
+	}
+	y := *x
+	y.count, y.device = count, first.Device
+	found := judge(impairmentRows[first.Kind], &y, FaultRequester)
+	return &found, first.Time
+}
+
+// judgePeer judges a work request without an answer by the state of its peer; false if the state does not explain it.
+func (r *Recorder) judgePeer(peer *qpFacts, f *driver.FailedCompletion, x *values) (verdict, bool) {
+	y := *x
+	y.peer, y.since, y.state = peer, peer.left.at, peer.left.state
+	atOnce := peer.gone && peer.left.cause.Reason == driver.ByDestroy
+	switch why := peer.left.cause.Reason; {
+	case atOnce && peer.program.Ending:
+		return judge("peer-ended", &y, FaultRequester), true
+	case atOnce:
+		return judge("peer-closed", &y, FaultRequester), true
+	case peer.left.state == ib.QPErr && (why == driver.ByDevice || why == driver.ByContext):
+		y.device, y.reason = peer.ref.Device, "in error"
+		if d := r.devices[peer.ref.Device]; d != nil && d.loss != "" {
+			y.reason = d.loss
+		}
+		return judge("peer-device-was", &y, FaultRequester), true
+	case peer.left.state == ib.QPErr:
+		y.peerWhy = peer.left.cause.String()
+		v := peer.evidence
+		if v != nil && v.primary != nil && !strings.Contains(rows[v.primary.own.Row].Text, "{ago}") {
+			y.peerWhy = v.why
+		}
+		if v != nil && v.refusal.Answered && v.refusal.PSN == f.PSN && v.refusal.Violation.Rule == driver.RuleReceiveLength {
+			z := values{v: v.refusal.Violation}
+			z.v.Length, z.v.More = f.Length, false
+			y.peerWhy = expand(rows["receive-too-short"].Text, &z)
+		}
+		return judge("peer-in-error", &y, FaultRequester), true
+	case peer.gone:
+		y.since = peer.changed
+		return judge("peer-closed", &y, FaultRequester), true
+	case peer.ref.State < ib.QPRTR:
+		y.since = time.Time{}
+		return judge("peer-not-ready", &y, FaultRequester), true
 	}
 	return verdict{}, false
 }

@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/qpinfo"
 	"verbena/internal/quota"
+	"verbena/link"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -37,6 +39,8 @@ type Config struct {
 	Limits Limits
 	// Program returns the program of a context. The Recorder ignores queue pairs without a program. It must not sleep.
 	Program func(ib.UserContext) (Program, bool)
+	// Alive, if not nil, reports whether the process of a context exists. It must not sleep.
+	Alive func(ib.UserContext) bool
 	// Found, if not nil, is called with each new cause, in the form for its user. The Recorder is locked: Found must not
 	// call it, and must not sleep.
 	Found func(*qpinfo.Cause)
@@ -53,6 +57,9 @@ type Recorder struct {
 	devices map[string]*deviceFacts
 	byAddr  map[netip.Addr]*deviceFacts
 	noQP    map[qpKey]driver.DroppedPackets // latest packets to a number that no queue pair has; at most maxNoQP
+	ended   map[regionKey]endedKey          // the latest keys that were taken away
+	endings []regionKey                     // a ring of the keys of ended once it is full
+	oldest  int                             // index of the oldest in a full ring
 
 	rejections map[netip.AddrPort]rejection // by the address of the rejected end; at most maxNoQP
 }
@@ -72,6 +79,7 @@ func New(cfg Config) *Recorder {
 	def(&cfg.Limits.Users, 256)
 	return &Recorder{cfg: cfg, users: map[quota.ID]*userCauses{}, qps: map[qpKey]*qpFacts{},
 		devices: map[string]*deviceFacts{}, byAddr: map[netip.Addr]*deviceFacts{}, noQP: map[qpKey]driver.DroppedPackets{},
+		ended:      map[regionKey]endedKey{},
 		rejections: map[netip.AddrPort]rejection{}}
 }
 
@@ -80,6 +88,43 @@ var _ driver.Observer = (*Recorder)(nil)
 type qpKey struct {
 	device string
 	num    uint32
+}
+
+// regionKey is a key of a region or a window of a device.
+type regionKey struct {
+	device string
+	key    uint32
+}
+
+// endedKey is a key that was taken away from a program.
+type endedKey struct {
+	program Program
+	at      time.Time
+	how     driver.KeyEnd
+}
+
+// maxEnded bounds Recorder.ended.
+const maxEnded = 4096
+
+// KeyEnded implements driver.Observer.
+func (r *Recorder) KeyEnded(f driver.EndedKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, ok := r.program(f.Context)
+	if !ok || p.Ending {
+		return
+	}
+	k := regionKey{f.Device, f.Key}
+	if _, ok := r.ended[k]; !ok {
+		if len(r.endings) < maxEnded {
+			r.endings = append(r.endings, k)
+		} else {
+			delete(r.ended, r.endings[r.oldest])
+			r.endings[r.oldest] = k
+			r.oldest = (r.oldest + 1) % maxEnded
+		}
+	}
+	r.ended[k] = endedKey{p, f.Time, f.How}
 }
 
 // userCauses are the causes and queue pairs of a user.
@@ -104,7 +149,33 @@ type qpFacts struct {
 	changed time.Time // when the state changed
 	cause   driver.StateCause
 	gone    bool
+	left    departure
+	ready   time.Time // when it began to receive, the last time
+	starts  int       // times that it has begun to receive
 	*evidence
+}
+
+// departure is the moment at which a queue pair stopped to receive. The first one counts until it receives again.
+type departure struct {
+	at    time.Time // zero: it receives, or never has
+	state ib.QPState
+	cause driver.StateCause
+}
+
+// receives reports whether a queue pair executes requests in a state.
+func receives(s ib.QPState) bool { return s >= ib.QPRTR && s != ib.QPErr }
+
+// noteState keeps the latest state, and the moment at which the queue pair stopped to receive.
+func (q *qpFacts) noteState(s *driver.StateChange) {
+	q.changed, q.cause, q.gone = s.Time, s.Cause, s.Cause.Reason == driver.ByDestroy
+	switch {
+	case receives(s.To) && !q.gone:
+		if q.left = (departure{}); !receives(s.From) {
+			q.ready, q.starts = s.Time, q.starts+1
+		}
+	case q.left.at.IsZero() && receives(s.From):
+		q.left = departure{at: s.Time, state: s.To, cause: s.Cause}
+	}
 }
 
 // evidence are the failures of a queue pair. A zero Time means that there was none.
@@ -114,54 +185,121 @@ type evidence struct {
 		first time.Time
 		n     int
 	}
-	drop    driver.DroppedPackets
-	unsent  driver.UnsentPackets
-	lost    LostPackets
-	lostN   int
-	primary *entry // cause of the present error state; flushed work requests count for it
-	why     string // its Why
-	byRow   map[string]*entry
+	drop     driver.DroppedPackets
+	unsent   driver.UnsentPackets
+	impaired []ImpairedPackets // the latest, the oldest first; at most maxImpaired
+	primary  *entry            // cause of the present error state; flushed work requests count for it
+	why      string            // its Why
+	byRow    map[string]*entry
 }
 
-// deviceFacts are the state of a device.
+// deviceFacts are the state of a device, and the last time at which it was lost.
 type deviceFacts struct {
 	DeviceState
+	loss   string // "": it was never lost
+	lostAt time.Time
+	// The port was down from downAt to upAt because of down; upAt is zero while it is.
+	down         string
+	downAt, upAt time.Time
+}
+
+// wasDown reports whether the port was down at a time.
+func (d *deviceFacts) wasDown(at time.Time) bool {
+	return d != nil && d.down != "" && !at.Before(d.downAt) && (d.upAt.IsZero() || at.Before(d.upAt))
 }
 
 // DeviceState is the state of a device of this service.
 type DeviceState struct {
 	Name  string
 	Addrs []netip.Addr
-	// Down is set while the port is down.
-	Down bool
+	// Down is the name of the device, or of its interface, while it is down; "" if the port is up.
+	Down string
 	// Lost describes the state in which the device does not work, such as "unplugged"; "" if it works.
 	Lost  string
 	Since time.Time // when the port went down, or the device was lost
+	// Programs are the programs that have opened the device, if it is lost now.
+	Programs []Program
 }
 
-// SetDevice reports the state of a device. With remove the device no longer exists.
-func (r *Recorder) SetDevice(s DeviceState, remove bool) {
+// SetDevice reports the state of a device. A device that is lost, or removed, has no addresses. SetDevice keeps its
+// former ones.
+func (r *Recorder) SetDevice(s DeviceState) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	d := &deviceFacts{DeviceState: s}
 	if old := r.devices[s.Name]; old != nil {
 		for _, a := range old.Addrs {
 			if r.byAddr[a] == old {
 				delete(r.byAddr, a)
 			}
 		}
-		if s.Down == old.Down && s.Lost == old.Lost {
-			s.Since = old.Since
+		if s.Lost != "" && len(s.Addrs) == 0 {
+			d.Addrs = old.Addrs
 		}
+		if s.Down == old.Down && s.Lost == old.Lost {
+			d.Since = old.Since
+		}
+		d.loss, d.lostAt = old.loss, old.lostAt
+		d.down, d.downAt, d.upAt = old.down, old.downAt, old.upAt
+		if s.Down == "" && old.Down != "" {
+			d.upAt = s.Since
+		}
+		if s.Lost != "" && s.Lost != old.Lost {
+			d.loss, d.lostAt = s.Lost, s.Since
+			r.deviceLost(d)
+		}
+	} else if len(r.devices) >= maxDevices {
+		r.forgetDevice()
 	}
-	if remove {
-		delete(r.devices, s.Name)
-		return
+	if d.Down != "" {
+		d.down, d.downAt, d.upAt = d.Down, d.Since, time.Time{}
 	}
-	d := &deviceFacts{s}
 	r.devices[s.Name] = d
-	for _, a := range s.Addrs {
+	for _, a := range d.Addrs {
 		r.byAddr[a] = d
 	}
+}
+
+// Removed is the state DeviceState.Lost of a device that no longer exists.
+const Removed = "removed"
+
+// maxDevices is the number of devices from which on removed ones are discarded.
+const maxDevices = 1024
+
+// forgetDevice discards one removed device.
+//
+//verbena:held mu
+func (r *Recorder) forgetDevice() {
+	for name, d := range r.devices {
+		if d.Lost == Removed {
+			delete(r.devices, name)
+			for _, a := range d.Addrs {
+				if r.byAddr[a] == d {
+					delete(r.byAddr, a)
+				}
+			}
+			return
+		}
+	}
+}
+
+// deviceLost adds a cause for each program that has opened a device that is lost.
+//
+//verbena:held mu
+func (r *Recorder) deviceLost(d *deviceFacts) {
+	told := map[Program]bool{}
+	for _, p := range d.Programs {
+		if told[p] {
+			continue
+		}
+		told[p] = true
+		v := judge("device-lost", &values{device: d.Name, reason: d.loss, since: d.lostAt}, FaultRequester)
+		r.add(p, qpinfo.Cause{
+			Time: d.lostAt, Row: v.row.Name, What: "device " + d.Name + " lost", Why: v.why, Clause: v.clause, Fault: v.fault,
+			Remedy: v.remedy, Since: v.since, Device: d.Name,
+		}, nil)
+	}
+	d.Programs = nil
 }
 
 // facts returns the facts of a queue pair, which it creates; nil without a program.
@@ -330,7 +468,7 @@ func (r *Recorder) StateChanged(s driver.StateChange) {
 	if q == nil {
 		return
 	}
-	q.changed, q.cause, q.gone = s.Time, s.Cause, s.Cause.Reason == driver.ByDestroy
+	q.noteState(&s)
 	if q.gone {
 		if p, ok := r.program(s.QP.Context); ok {
 			q.program.Ending = p.Ending
@@ -358,11 +496,11 @@ func (r *Recorder) RequestRefused(f driver.RefusedRequest) {
 		v.notReady.n++
 		return
 	}
-	if e := q.byRow[q.refusalRow(&f)]; e != nil && !f.Answered { // a peer may send many of them
+	if e := q.byRowOf(q.refusalRow(&f)); e != nil && !f.Answered { // a peer may send many of them
 		e.count(1, 0)
 		return
 	}
-	found := q.judgeRefusal(&f)
+	found := r.judgeRefusal(q, &f)
 	if !f.Answered {
 		what := fmt.Sprintf("QP %d: %s dropped, PSN %d", q.ref.Num, f.Opcode, f.PSN)
 		r.addFor(q, f.Time, what, found, found, true)
@@ -396,6 +534,7 @@ func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
 			}
 		}
 		r.noQP[k] = f
+		r.datagramToNoQP(&f)
 		return
 	}
 	q := r.facts(f.QP)
@@ -406,7 +545,7 @@ func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
 	if f.Opcode.Has(roce.FlagResponse) || q.ref.State == ib.QPErr {
 		return // the rest of a connection that has failed
 	}
-	if e := q.byRow[dropRows[f.Reason]]; e != nil { // a peer may send many of them
+	if e := q.byRowOf(dropRows[f.Reason]); e != nil { // a peer may send many of them
 		e.count(f.Packets, 0)
 		return
 	}
@@ -414,6 +553,37 @@ func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
 	found := judge(dropRows[f.Reason], &values{q: q, device: q.ref.Device}, FaultResponder)
 	e := r.addFor(q, f.Time, what, found, found, true)
 	e.count(f.Packets-1, 0)
+}
+
+// datagramToNoQP adds a cause for the sender of a datagram, which learns nothing otherwise.
+//
+//verbena:held mu
+func (r *Recorder) datagramToNoQP(f *driver.DroppedPackets) {
+	d := r.byAddr[f.Source]
+	if d == nil || f.SourceQP == 0 {
+		return
+	}
+	q := r.qps[qpKey{d.Name, f.SourceQP}]
+	if q == nil || q.gone || q.ref.Type != ib.QPTypeUD {
+		return
+	}
+	if e := q.byRowOf("datagram-no-qp"); e != nil {
+		e.count(f.Packets, 0)
+		return
+	}
+	x := &values{q: q, device: f.QP.Device, number: f.QP.Num}
+	found := judge("datagram-no-qp", x, FaultRequester)
+	what := fmt.Sprintf("QP %d: datagram to QP %d of %s dropped: %s, PSN %d", q.ref.Num, f.QP.Num, f.QP.Device, f.Opcode,
+		f.PSN)
+	r.addFor(q, f.Time, what, found, found, true).count(f.Packets-1, 0)
+}
+
+// byRowOf returns the cause of a row that counts repetitions, or nil.
+func (q *qpFacts) byRowOf(row string) *entry {
+	if q.evidence == nil {
+		return nil
+	}
+	return q.byRow[row]
 }
 
 // PacketsUnsent implements driver.Observer.
@@ -433,24 +603,30 @@ func (r *Recorder) PacketsUnsent(f driver.UnsentPackets) {
 	e.count(f.Packets-1, 0)
 }
 
-// LostPackets is a run of packets that a fault rule has dropped.
-type LostPackets struct {
+// ImpairedPackets are packets that a fault rule or the shape of a link has dropped, damaged or delayed.
+type ImpairedPackets struct {
 	Time   time.Time
 	Device string
 	// QP is the queue pair of the device that sent the packets, or that would have received them.
-	QP      uint32
-	Packets int
+	link.Impairment
 }
 
-// PacketsLost reports packets that a fault rule has dropped.
-func (r *Recorder) PacketsLost(f LostPackets) {
+// maxImpaired bounds evidence.impaired. A request without an answer is sent 8 times at most.
+const maxImpaired = 32
+
+// PacketsImpaired reports packets that fault rules, or the shape of a link, have impaired.
+func (r *Recorder) PacketsImpaired(f ImpairedPackets) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if q := r.qps[qpKey{f.Device, f.QP}]; q != nil {
-		v := q.failures()
-		v.lost = f
-		v.lostN += f.Packets
+	q := r.qps[qpKey{f.Device, f.QP}]
+	if q == nil {
+		return
 	}
+	v := q.failures()
+	if len(v.impaired) == maxImpaired {
+		v.impaired = slices.Delete(v.impaired, 0, maxImpaired/2)
+	}
+	v.impaired = append(v.impaired, f)
 }
 
 // CompletionLost implements driver.Observer.

@@ -116,11 +116,11 @@ func checkTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 		}
 	}
 	if miss := tr.required[t] &^ mask; miss != 0 {
-		return fmt.Errorf("%v to %v of a %v queue pair: required attributes %#x are missing: %w", from, to, t,
-			uint32(miss), syscall.EINVAL)
+		return fmt.Errorf("%v to %v of a %v queue pair: required attributes %v are missing: %w", from, to, t,
+			miss, syscall.EINVAL)
 	}
 	if extra := mask &^ (tr.required[t] | tr.optional[t] | QPAttrState); extra != 0 {
-		return fmt.Errorf("%v to %v of a %v queue pair: attributes %#x are not allowed: %w", from, to, t, uint32(extra),
+		return fmt.Errorf("%v to %v of a %v queue pair: attributes %v are not allowed: %w", from, to, t, extra,
 			syscall.EINVAL)
 	}
 	return nil

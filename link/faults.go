@@ -38,7 +38,7 @@ type Faults struct {
 	ids   *atomic.Int64 // given last
 	seeds rand.Source
 
-	onLoss func(Loss) // see OnLoss
+	onImpairment func(Impairment) // see OnImpairment
 }
 
 // What a rule acts on.
@@ -78,21 +78,45 @@ func (f *Faults) Precise() { f.precise = true }
 // ID. It comes before the first Add.
 func (f *Faults) NumberBy(n *atomic.Int64) { f.ids = n }
 
-// Loss is a run of packets that rules have dropped.
-type Loss struct {
+// Impairment describes packets of one queue pair that rules, or the shape of the link, have impaired.
+type Impairment struct {
+	Kind     ImpairmentKind
 	QP       uint32 // the sender; the receiver if Received is set
-	Received bool   // dropped when they arrived
+	Received bool   // when the packets arrived
 	Packets  int
+	Delay    time.Duration // the longest, for Delayed
 }
 
-// OnLoss sets a function that is called after rules have dropped packets. It must be called before the first
-// Listen. f may not sleep.
-func (f *Faults) OnLoss(fn func(Loss)) { f.onLoss = fn }
+// ImpairmentKind is a kind of impairment.
+type ImpairmentKind uint8
 
-// reportLoss calls the function of OnLoss.
-func (f *Faults) reportLoss(qp uint32, packets int, received bool) {
-	if f.onLoss != nil && packets > 0 {
-		f.onLoss(Loss{QP: qp, Packets: packets, Received: received})
+const (
+	Dropped    ImpairmentKind = iota // by a rule
+	Damaged                          // by a rule; the receiver drops them
+	Delayed                          // by a rule or the shape
+	Lost                             // by the loss rate of the shape
+	Overflowed                       // the queue of the shape was full
+	NumImpairments
+)
+
+// reportedDelay is the shortest delay that is an impairment.
+const reportedDelay = time.Millisecond
+
+// OnImpairment sets a function that is called after packets were impaired. It must be called before the first Listen.
+// f may not sleep, and is called with locks held.
+func (f *Faults) OnImpairment(fn func(Impairment)) { f.onImpairment = fn }
+
+// report calls the function of OnImpairment.
+func (f *Faults) report(x Impairment) {
+	if f.onImpairment != nil && x.Packets > 0 {
+		f.onImpairment(x)
+	}
+}
+
+// reportDelay reports a delay.
+func (f *Faults) reportDelay(qp uint32, packets int, d time.Duration) {
+	if d >= reportedDelay {
+		f.report(Impairment{Kind: Delayed, QP: qp, Packets: packets, Delay: d})
 	}
 }
 
@@ -293,7 +317,7 @@ func (e *faultEndpoint) Receive(a *Arrival) {
 			if !e.faults.stopped(about, p) {
 				kept.Packets = append(kept.Packets, p)
 			} else if len(p) >= roce.BTHLen {
-				e.faults.reportLoss(roce.BTH(p).DestQPN(), 1, true)
+				e.faults.report(Impairment{QP: roce.BTH(p).DestQPN(), Packets: 1, Received: true})
 			}
 		}
 		if a = &kept; len(a.Packets) == 0 {
@@ -350,8 +374,11 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 	var first error
 	acted := false // something was sent, lost or kept: the train cannot be given back with ErrAgain any more
 	start := 0     // of the current run
-	dropped := 0
-	defer func() { e.faults.reportLoss(t.QP, dropped, false) }()
+	dropped, damaged := 0, 0
+	defer func() {
+		e.faults.report(Impairment{Kind: Dropped, QP: t.QP, Packets: dropped})
+		e.faults.report(Impairment{Kind: Damaged, QP: t.QP, Packets: damaged})
+	}()
 	send := func(end int) bool {
 		if start < end {
 			run := t.cut(start, end)
@@ -392,6 +419,9 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 			dropped++
 			continue
 		}
+		if v.damage.corrupt {
+			damaged++
+		}
 		copies := 1
 		if v.duplicate {
 			copies = 2
@@ -400,6 +430,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 			p := newHeld(t, i, i+1)
 			p.behind, p.damage = v.behind, v.damage
 			if v.delay > 0 || v.behind > 0 {
+				e.faults.reportDelay(t.QP, 1, v.delay)
 				e.hold(p, v.delay+v.hold)
 				continue
 			}

@@ -251,8 +251,14 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 		first      time.Time
 		fate
 	}
+	var lost, overflowed int
+	defer func() {
+		e.faults.report(Impairment{Kind: Lost, QP: t.QP, Packets: lost})
+		e.faults.report(Impairment{Kind: Overflowed, QP: t.QP, Packets: overflowed})
+	}()
 	flush := func() {
 		if run.start < run.end {
+			e.faults.reportDelay(t.QP, run.end-run.start, time.Until(run.at))
 			p := newHeld(t, run.start, run.end)
 			p.damage, p.leaves = d, run.leaves
 			if run.mark {
@@ -273,8 +279,10 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 		if f.drop || f.lost {
 			if f.drop {
 				e.overflows.Add(1)
+				overflowed++
 			} else {
 				e.losses.Add(1)
+				lost++
 			}
 			continue
 		}

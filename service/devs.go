@@ -83,7 +83,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 func (s *Service) resetDevice(l *rdmaLink) error {
 	s.log.Debug("device reset begins", "dev", l.spec.Name)
 	began := time.Now()
-	s.links.reportDeviceAs(l, "being reset")
+	s.reportLoss(l, "being reset")
 	err := l.slot.Reset(s.ended)
 	s.links.reportDevice(l)
 	s.log.Debug("device reset ends", "dev", l.spec.Name, "after", time.Since(began), "err", err)
@@ -141,7 +141,7 @@ func (s *Service) DevUnplug(name string) error {
 	if err := l.checkNotUnplugged("dev unplug"); err != nil {
 		return err
 	}
-	s.links.reportDeviceAs(l, "unplugged")
+	s.reportLoss(l, "unplugged")
 	err = l.slot.UnplugContext(s.ended)
 	s.links.reportDevice(l)
 	return err
@@ -154,6 +154,7 @@ func (s *Service) DevPlug(name string) error {
 	if err != nil {
 		return err
 	}
+	defer s.links.reportDevice(l)
 	if l.hw.State() != driver.Unreachable {
 		if l.slot.Device() == nil {
 			return l.slot.Plug()
@@ -191,7 +192,7 @@ func (s *Service) hangDevice(name string) error {
 		return fmt.Errorf("dev hang %s: a reset is in progress: %w", name, syscall.EBUSY)
 	}
 	l.hw.Hang()
-	s.links.reportDevice(l)
+	s.reportLoss(l, "")
 	return nil
 }
 

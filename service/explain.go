@@ -24,6 +24,7 @@ func (s *Service) newRecorder() *explain.Recorder {
 	s.found = make(chan foundCause, maxFound)
 	return explain.New(explain.Config{
 		Program: programOf,
+		Alive:   isAlive,
 		Found: func(c *qpinfo.Cause) { // must not sleep
 			select {
 			case s.found <- foundCause{cause: *c}:
@@ -123,11 +124,24 @@ func programOf(c ib.UserContext) (explain.Program, bool) {
 	if !ok {
 		return explain.Program{}, false
 	}
-	x := explain.Program{User: p.User().ID(), PID: p.PID(), Name: p.Name(), Ending: ending}
+	x := programOfProcess(p)
+	x.Ending = ending
+	return x, true
+}
+
+// isAlive reports whether the process of a context exists, or may exist. It may not sleep.
+func isAlive(c ib.UserContext) bool {
+	p, _, _ := uverbs.ProcessOf(c)
+	x, ok := p.(interface{ IsAlive() bool })
+	return !ok || x.IsAlive()
+}
+
+func programOfProcess(p uverbs.Process) explain.Program {
+	x := explain.Program{User: p.User().ID(), PID: p.PID(), Name: p.Name()}
 	if m, ok := p.(sessionMember); ok {
 		x.Session = m.SessionName()
 	}
-	return x, true
+	return x
 }
 
 // callRefused reports a refused command to the recorder. It may not sleep.
@@ -181,14 +195,31 @@ func (o deviceObserver) StateChanged(s driver.StateChange) {
 }
 
 // reportDevice reports the present state of a link's device to the recorder.
-func (t *linkTable) reportDevice(l *rdmaLink) { t.reportDeviceAs(l, "") }
+func (t *linkTable) reportDevice(l *rdmaLink) { t.reportDeviceAs(l, "", nil) }
 
-// reportDeviceAs does the same for a device that is about to be lost. lost describes how, or is "".
-func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string) {
+// reportLoss reports to the recorder that a device is lost, or is about to be lost, with the programs that have opened
+// it. how describes the loss; "" means the present state of the device.
+func (s *Service) reportLoss(l *rdmaLink, how string) {
+	var programs []explain.Program
+	for _, p := range s.uverbs.Processes(l.spec.Name) {
+		programs = append(programs, programOfProcess(p))
+	}
+	s.links.reportDeviceAs(l, how, programs)
+}
+
+// reportDeviceAs is reportDevice for a device that lost describes, if it is not "".
+func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string, programs []explain.Program) {
 	t.mu.Lock()
-	dev := l.dev
-	host := l.port.adjustedInterface(*l.host)
+	dev, host := l.dev, *l.host
+	port := l.port.adjustedInterface(host)
 	t.mu.Unlock()
+	down := ""
+	switch {
+	case !host.Up || !host.Running:
+		down = host.Name
+	case !port.Up || !port.Running:
+		down = l.spec.Name
+	}
 	if lost == "" {
 		switch st, hw := l.slot.Status().State, l.hw.State(); {
 		case hw != driver.Running:
@@ -204,8 +235,8 @@ func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string) {
 		addrs = append(addrs, e.Addr())
 	}
 	t.causes.SetDevice(explain.DeviceState{
-		Name: l.spec.Name, Addrs: addrs, Down: !host.Up || !host.Running, Lost: lost, Since: time.Now(),
-	}, false)
+		Name: l.spec.Name, Addrs: addrs, Down: down, Lost: lost, Since: time.Now(), Programs: programs,
+	})
 }
 
 // explainFailures returns the causes of failures that a user may see. Managers see the facts of both ends.

@@ -136,8 +136,8 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 	}
 	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(t.opts.Seed, 2*n))
 	l.faults.NumberBy(&t.faultIDs)
-	l.faults.OnLoss(func(x link.Loss) {
-		t.causes.PacketsLost(explain.LostPackets{Time: time.Now(), Device: spec.Name, QP: x.QP, Packets: x.Packets})
+	l.faults.OnImpairment(func(x link.Impairment) {
+		t.causes.PacketsImpaired(explain.ImpairedPackets{Time: time.Now(), Device: spec.Name, Impairment: x})
 	})
 	l.faults.Precise()
 	cfg := driver.Config{
@@ -334,7 +334,7 @@ func (t *linkTable) deleteLink(name string) error {
 	t.configured = true
 	t.removeLink(l)
 	t.mu.Unlock()
-	t.causes.SetDevice(explain.DeviceState{Name: name}, true)
+	t.causes.SetDevice(explain.DeviceState{Name: name, Lost: explain.Removed, Since: time.Now()})
 	defer t.functions.remove(name)
 	return l.slot.Close()
 }

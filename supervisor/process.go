@@ -161,6 +161,9 @@ func (o *opener) Name() string           { return o.id.name }
 func (o *opener) UID() int               { return o.id.uids.effective }
 func (o *opener) Account() *umem.Account { return o.acct }
 
+// IsAlive reports whether the process exists. It may not sleep.
+func (o *opener) IsAlive() bool { return o.isAlive() }
+
 // SessionName returns the name of the session, as in Session.Name.
 func (o *opener) SessionName() string { return o.session.name }
 

@@ -111,6 +111,20 @@ func (s *Server) Resources() []ContextInfo {
 	return infos
 }
 
+// Processes returns the processes that have opened the device with a name, one for each context that is no zombie. It
+// may not sleep.
+func (s *Server) Processes(name string) (list []Process) {
+	for _, d := range s.Devices() {
+		if d.ib.Name() != name {
+			continue
+		}
+		for _, f := range d.attachedFiles() {
+			list = append(list, f.proc)
+		}
+	}
+	return list
+}
+
 // info describes the objects of the file. info omits objects that are being created or destroyed. info may sleep, but
 // does not wait for the process.
 func (f *File) info() ContextInfo {

@@ -63,6 +63,8 @@ type traceCopier struct {
 	err   error // valid once done is closed
 	// causes are the explanations of failures; valid once done is closed.
 	causes []string
+	// unfinished is set if other processes of the program go on, so that the service has not explained its failures.
+	unfinished bool
 }
 
 // maxTraceLines limits the number of lines that wait for the writer. Beyond this limit the service's queue fills,
@@ -120,6 +122,7 @@ func (t *traceCopier) finish() error {
 	select {
 	case <-t.done:
 	case <-timer.C:
+		t.unfinished = true
 	}
 	t.from.Close()
 	<-t.done

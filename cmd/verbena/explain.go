@@ -49,8 +49,9 @@ func writeCauses(w io.Writer, causes []qpinfo.Cause) {
 			who = fmt.Sprintf(" %s[%d]", replaceControlChars(c.Process), c.PID)
 		}
 		fmt.Fprintf(w, "%s%s %s\n", c.Time.Format("15:04:05.000"), who,
-			strings.TrimSpace(c.Device+" "+replaceControlChars(c.String())))
-		fmt.Fprintf(w, "    cause: %s; at fault: %s; rule: %s\n", c.Row, c.Fault, replaceControlChars(c.Clause))
+			replaceControlChars(strings.TrimSpace(c.Device+" "+c.String())))
+		rule := fmt.Sprintf("%s; at fault: %s; rule: %s", c.Row, c.Fault, c.Clause)
+		fmt.Fprintf(w, "    cause: %s\n", replaceControlChars(rule))
 		fmt.Fprintf(w, "    remedy: %s\n", replaceControlChars(c.Remedy))
 	}
 }

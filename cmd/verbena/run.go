@@ -143,6 +143,9 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			for _, line := range trace.causes {
 				fmt.Fprintln(os.Stderr, "verbena: explain:", line)
 			}
+			if r.Explain && trace.unfinished {
+				fmt.Fprintln(os.Stderr, "verbena: explain: other processes of the program go on: `verbena explain` shows the causes")
+			}
 		}
 		if terr != nil {
 			fmt.Fprintln(os.Stderr, "verbena:", terr)

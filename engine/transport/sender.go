@@ -63,6 +63,11 @@ type Sender struct {
 
 	since time.Time // the wait for the acknowledgement of una began; see Attempts
 
+	first     roce.PSN // ever sent, or far enough before next
+	foreign   int      // see Foreign
+	foreignAt roce.PSN // the PSN of the last foreign response
+	foreignTo roce.PSN // una at that time
+
 	probes     int           // that may have been needless; see Stale
 	probeAfter time.Duration // the first probe waits for so long at least
 }
@@ -103,7 +108,9 @@ func (s *Sender) Reset() {
 }
 
 // Begin sets the first PSN (RTR to RTS).
-func (s *Sender) Begin(psn roce.PSN) { s.una, s.sent, s.next = psn, psn, psn }
+func (s *Sender) Begin(psn roce.PSN) {
+	s.una, s.sent, s.next, s.first = psn, psn, psn, psn
+}
 
 // SetRetryCnt changes the limit of retransmissions, and begins to count anew.
 func (s *Sender) SetRetryCnt(n uint8) { s.RetryCnt, s.retries = n, n }
@@ -136,6 +143,9 @@ func (s *Sender) Place() roce.PSN {
 // Open reports whether something may be sent at all: not while the peer has no receive.
 func (s *Sender) Open() bool { return s.rnrUntil.IsZero() && s.rnrWait == 0 }
 
+// maxRemembered is the number of PSNs before the next one that count as sent. Four times as many PSNs exist.
+const maxRemembered = 1 << 22
+
 // Push takes a request, whose number is the one that Tail has returned.
 func (s *Sender) Push(q Request) {
 	if s.at == s.flight.tail {
@@ -143,6 +153,9 @@ func (s *Sender) Push(q Request) {
 	}
 	s.flight.push(entry{Request: q, first: s.next})
 	s.next = s.next.Add(q.Packets)
+	if s.next.Since(s.first) > maxRemembered {
+		s.first = s.next.Add(-maxRemembered)
+	}
 	if q.Kind.Answered() && q.Packets > 0 {
 		s.ordered++
 	}
@@ -327,10 +340,16 @@ func (s *Sender) Arm(now time.Time) {
 	}
 }
 
-// Stale notes a response that Expects does not allow. One to a probe says that the packet had arrived before it: nothing was
-// lost, but an acknowledgement takes longer than the probe waits, as on a slow link, whose time probes cost. So the next waits
-// twice as long; the time gets shorter again with what is acknowledged.
-func (s *Sender) Stale() {
+// Stale notes a response to psn, which Expects does not allow. A response to a probe means that the packet had arrived
+// before the probe: nothing was lost, but an acknowledgement takes longer than the probe waits. Probes cost time on a
+// slow link, so the next probe waits twice as long. Each acknowledgement makes the time shorter again.
+func (s *Sender) Stale(psn roce.PSN) {
+	if psn.Since(s.first) >= s.sent.Since(s.first) {
+		if s.foreignTo != s.una {
+			s.foreign, s.foreignTo = 0, s.una
+		}
+		s.foreign, s.foreignAt = s.foreign+1, psn
+	}
 	if s.probes > 0 {
 		s.probes--
 		s.probeAfter = min(2*max(s.probeAfter, ProbeAfter), maxProbeAfter)
@@ -647,6 +666,15 @@ func (s *Sender) Attempts() (psn roce.PSN, n, rnr int, since time.Time) {
 	}
 	rnr = int(s.RNRRetry - s.rnrRetries)
 	return s.una, 1 + int(s.RetryCnt-s.retries) + rnr, rnr, s.since
+}
+
+// Foreign returns the number of responses to PSNs that were never sent, since the oldest PSN without an acknowledgement
+// is waited for, and the PSN of the last of them. A responder that expects other PSNs sends them.
+func (s *Sender) Foreign() (psn roce.PSN, n int) {
+	if s.foreignTo != s.una {
+		return 0, 0
+	}
+	return s.foreignAt, s.foreign
 }
 
 // Verify compares what the sender counts with its requests in flight, and returns a contradiction. It is for tests.

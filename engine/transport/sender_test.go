@@ -585,6 +585,24 @@ func TestSenderAcks(t *testing.T) {
 			r.ack(-1<<23, "ghost")
 			r.ack(0, "done 1")
 		}},
+		{"9.7.5.1.2", "responses to PSNs that were never sent are counted, until the oldest PSN is acknowledged", func(r *requester) {
+			foreign := func(want int, of roce.PSN) {
+				r.Helper()
+				if psn, n := r.Foreign(); n != want || psn != of {
+					r.Errorf("foreign responses: got %d, the last of PSN %d; want %d, PSN %d", n, psn, want, of)
+				}
+			}
+			r.push("send 1", "send 1")
+			r.sends("0 only", "1 only")
+			r.ack(0, "done 1")
+			r.Stale(r.first) // acknowledged
+			foreign(0, 0)
+			r.Stale(r.first.Add(2))
+			r.Stale(r.first.Add(-1))
+			foreign(2, r.first.Add(-1))
+			r.ack(1, "done 1")
+			foreign(0, 0)
+		}},
 		{"9.7.5.1.2", "an ACK within the message of a packet that waits for the window is a ghost", func(r *requester) {
 			r.rec.window = 1
 			r.push("send 3000")
@@ -1578,9 +1596,9 @@ func TestSenderTime(t *testing.T) {
 				r.ack(psn, "done 1")
 				psn++
 				for range n { // which the peer has answered as duplicates
-					r.Stale()
+					r.Stale(roce.PSN(psn - 1))
 				}
-				r.Stale() // to something else
+				r.Stale(roce.PSN(psn)) // to something else
 				return n
 			}
 			const slow = 30 * time.Millisecond

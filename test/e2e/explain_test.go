@@ -54,7 +54,11 @@ func TestExplain(t *testing.T) {
 		{how: "no_remote_access", row: "right", fault: "the peer", text: "does not grant REMOTE_WRITE"},
 		{how: "remote_range", row: "range", fault: "this end", text: "64 bytes at"},
 		{how: "qp_right", row: "qp-right", fault: "the peer", text: "QP does not grant REMOTE_WRITE"},
-		{how: "stale_rkey", row: "key", fault: "this end", text: "no memory region or window has the key"},
+		{how: "stale_rkey", row: "key-ended", fault: "the peer", text: "its region was deregistered"},
+		{how: "psn_ahead", row: "psn-mismatch", fault: "both ends", text: "the peer answered for PSN 0"},
+		{how: "psn_behind", row: "psn-mismatch", fault: "both ends", text: "the peer answered for PSN"},
+		{how: "long_message", row: "message-length", fault: "this end", text: "3221225472 bytes exceed"},
+		{how: "datagram_to_no_qp", row: "datagram-no-qp", fault: "this end", text: "rxe0 has no QP 16962"},
 		{how: "short_receive", row: "receive-too-short", fault: "the peer", text: "16 of 64 bytes"},
 		{how: "no_receive", row: "no-receive", fault: "the peer", text: "RNR retry counter exceeded"},
 		{how: "local_key", row: "key", fault: "this end", text: "local protection error"},
@@ -83,6 +87,16 @@ func TestExplain(t *testing.T) {
 			"set", "rxe0", "down"}},
 		{how: "waits", row: "packets-lost", fault: "injected", text: "fault rules of rxe0",
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--drop", "100%"}},
+		{how: "waits", row: "packets-damaged", fault: "injected", text: "fault rules of rxe0",
+			waiting: []string{"fault", "add", "--dev", "rxe0", "--corrupt", "100%"}},
+		{how: "waits", row: "packets-delayed", fault: "injected", text: "by up to",
+			waiting: []string{"fault", "add", "--dev", "rxe0", "--delay", "2s"}},
+		{how: "waits", row: "packets-lost-by-link", fault: "injected", text: "of link rxe0",
+			waiting: []string{"link", "set", "rxe0", "--loss", "100%"}},
+		{how: "opens_device", row: "device-lost", fault: "the device", text: "device rxe0 lost",
+			waiting: []string{"dev", "reset", "rxe0"}},
+		{how: "opens_device", row: "device-lost", fault: "the device", text: "it has been hung",
+			waiting: []string{"dev", "hang", "rxe0"}},
 		{how: "waits", row: "rnr-injected", fault: "injected", text: "fault rule",
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--rnr", "100%"}},
 		{how: "waits_in_receive", row: "device-error", fault: "the device", text: "being reset",
@@ -92,7 +106,7 @@ func TestExplain(t *testing.T) {
 	} {
 		name := c.how
 		if len(c.waiting) > 0 {
-			name += " " + strings.Join(c.waiting[:2], " ")
+			name += " " + strings.Join(c.waiting, " ")
 		}
 		t.Run(name, func(t *testing.T) {
 			w := startService(t, testUser{"root", 0}, "", "--link", "rxe0="+unusedAddr())

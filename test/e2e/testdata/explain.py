@@ -33,14 +33,14 @@ class End:
     def gid(self):
         return self.ctx.query_gid(1, 1)
 
-    def connect(self, gid, num, mtu=e.IBV_MTU_1024, dest_reads=1, reads=1, timeout=10):
+    def connect(self, gid, num, mtu=e.IBV_MTU_1024, dest_reads=1, reads=1, timeout=10, sq_psn=0):
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = self.access
         self.qp.to_init(attr)
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=gid, sgid_index=1))
         attr.path_mtu, attr.dest_qp_num, attr.max_dest_rd_atomic, attr.min_rnr_timer = mtu, num, dest_reads, 5
         self.qp.to_rtr(attr)
-        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic = timeout, 3, 1, reads
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic, attr.sq_psn = timeout, 3, 1, reads, sq_psn
         self.qp.to_rts(attr)
 
     def sge(self, n):
@@ -114,6 +114,26 @@ def stale_rkey():
     key, addr = b.mr.rkey, b.mr.buf
     b.mr.close()
     write(a, b, rkey=key, addr=addr)
+    a.error()
+
+
+def psn_ahead():
+    a, b = pair(sq_psn=1000)
+    b.recv()
+    a.send()
+    a.error()
+
+
+def psn_behind():
+    a, b = pair(sq_psn=0xffff00)
+    b.recv()
+    a.send()
+    a.error()
+
+
+def long_message():
+    a, b = pair()
+    write(a, b, n=0xc0000000)
     a.error()
 
 
@@ -280,7 +300,7 @@ def bad_access():
     sys.exit('remote write without local write: got success')
 
 
-def datagrams(qkey, n, receive):
+def datagrams(qkey, n, receive, num=None):
     a, b = End(typ=e.IBV_QPT_UD, access=ALL), End(typ=e.IBV_QPT_UD, access=ALL)
     for x in a, b:
         attr = QPAttr(port_num=1)
@@ -292,7 +312,7 @@ def datagrams(qkey, n, receive):
         b.recv(receive)
     ah = AH(a.pd, attr=AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=b.gid(), sgid_index=1)))
     wr = SendWR(wr_id=1, opcode=e.IBV_WR_SEND, num_sge=1, sg=[a.sge(n)], send_flags=e.IBV_SEND_SIGNALED)
-    wr.set_wr_ud(ah, b.num, qkey)
+    wr.set_wr_ud(ah, num or b.num, qkey)
     a.qp.post_send(wr)
     time.sleep(.2)
 
@@ -307,6 +327,17 @@ def datagram_without_receive():
 
 def short_datagram_receive():
     datagrams(0x11111111, 64, 64)
+
+
+def datagram_to_no_qp():
+    datagrams(0x11111111, 64, 256, num=0x4242)
+
+
+def opens_device():
+    """Opens the device and waits until the test has changed it."""
+    ctx = Context(name='rxe0')
+    print('ready', flush=True)
+    sys.stdin.readline()
 
 
 def waits():
