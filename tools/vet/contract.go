@@ -43,13 +43,14 @@ var optionalInterfaces = map[string]string{
 }
 
 // sleepingVerbs contains the methods of package ib for consumers that may sleep: the methods of the verbs that are not
-// atomic.
+// atomic, with their variants with a context.
 var sleepingVerbs = func() map[string]bool {
 	names := map[string]bool{}
 	for _, v := range verb.Table {
 		for _, name := range v.Midlayer {
 			if t, m, _ := strings.Cut(name, "."); !v.Atomic {
 				names["(*"+ibPath+"."+t+")."+m] = true
+				names["(*"+ibPath+"."+t+")."+m+"Context"] = true
 			}
 		}
 	}

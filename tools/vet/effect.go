@@ -53,7 +53,9 @@ func (p *Program) callers(check string) map[*function][]caller {
 				continue
 			}
 			for _, g := range c.callees {
-				m[g] = append(m[g], caller{f, c})
+				if check != Copy || !p.contract.copiesOwnMemory(f, methodOfValue(g)) {
+					m[g] = append(m[g], caller{f, c})
+				}
 			}
 		}
 	}

@@ -111,7 +111,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 				continue
 			}
 			for _, g := range c.callees {
-				if copies.of[g] != nil {
+				if copies.of[g] != nil && !p.contract.copiesOwnMemory(f, methodOfValue(g)) {
 					report(f, c.locksHeldIn(&p.locks, g, f.locks.may[c.at]), c.pos, "calls "+functionName(g), g)
 				}
 			}
@@ -143,6 +143,16 @@ func (ct *contract) copiesOwnMemory(f *function, callee *types.Func) bool {
 		return false
 	}
 	return !ct.isForeign(pkg)
+}
+
+// methodOfValue returns the method of a method value, or nil.
+func methodOfValue(g *function) *types.Func {
+	m := boundMethod(g.Function)
+	if m == g.Function {
+		return nil
+	}
+	f, _ := m.Object().(*types.Func)
+	return f
 }
 
 // isForeign reports whether a package has memory of other processes.
