@@ -263,6 +263,30 @@ func TestDrainWithEndedContext(t *testing.T) {
 	}
 }
 
+// TestCloseAgain calls Close again after its context has ended, also during the destruction.
+func TestCloseAgain(t *testing.T) {
+	w := newCheckedDevice(t)
+	cq := w.newCQ(16, completion.Worker)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	late := 0
+	for range 32 {
+		qp := w.newQP(cq, 2)
+		must(t, qp.Drain(t.Context()))
+		err := qp.Close(ended)
+		if err == nil {
+			continue
+		}
+		if late++; !errors.Is(err, context.Canceled) {
+			t.Fatalf("Close with an ended context: got %v, want success or a cancellation", err)
+		}
+		must(t, qp.Close(t.Context()))
+	}
+	if late == 0 {
+		t.Error("Close with an ended context: got only successes, want some cancellations")
+	}
+}
+
 // TestConcurrentDrainsAreIndependent calls Drain concurrently. If the context of one caller ends, the other callers
 // must continue.
 func TestConcurrentDrainsAreIndependent(t *testing.T) {

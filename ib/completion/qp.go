@@ -18,13 +18,17 @@ type QP struct {
 	*ib.QP
 	send, recv *CQ
 
-	posting     atomic.Int64 // number of post calls in progress
-	outstanding atomic.Int64 // number of work requests with done functions that have not returned
-	draining    atomic.Bool  // posts are rejected
+	posting     atomic.Int64             // number of post calls in progress
+	outstanding atomic.Int64             // number of work requests with done functions that have not returned
+	draining    atomic.Bool              // posts are rejected
+	ended       atomic.Pointer[drainEnd] // set by Close
 	idle        chan struct{}
 	drainToken  chan struct{} // semaphore: full while a Drain is running
 	last        chan struct{} // closed at EventQPLastWQEReached; nil if the event cannot occur
 }
+
+// drainEnd is the end of the Drain of a Close.
+type drainEnd struct{ err error } // nil or errQueueFailed
 
 // CreateQP creates a queue pair that completes on q. CreateQP may sleep.
 func (q *CQ) CreateQP(pd *ib.PD, init ib.QPInitAttr) (*QP, error) { return NewQP(pd, init, q, q) }
@@ -235,15 +239,20 @@ func (qp *QP) awaitAllCompletions(ctx context.Context) error {
 	return nil
 }
 
-// Close drains the queue pair and destroys it. If ctx ends first, the queue pair is not destroyed, and Close may be
-// called again. If one of its completion queues has failed, Close destroys the queue pair without calling the remaining
-// functions, and returns EIO. Close may sleep, and must not be called by a done function of the CQ.
+// Close drains the queue pair and destroys it. If ctx ends first, Close may be called again, and waits for the rest. If
+// one of its completion queues has failed, Close destroys the queue pair without calling the remaining functions, and
+// returns EIO. Close may sleep, and must not be called by a done function of the CQ.
 func (qp *QP) Close(ctx context.Context) error {
-	err := qp.Drain(ctx)
-	if err != nil && !errors.Is(err, errQueueFailed) {
-		return err
+	end := qp.ended.Load()
+	if end == nil {
+		err := qp.Drain(ctx)
+		if err != nil && !errors.Is(err, errQueueFailed) {
+			return err
+		}
+		end = &drainEnd{err}
+		qp.ended.Store(end) // a former Close may still be destroying the queue pair
 	}
-	return errors.Join(err, qp.QP.DestroyContext(ctx))
+	return errors.Join(end.err, qp.QP.DestroyContext(ctx))
 }
 
 // Destroy is Close without a time limit. Destroy may sleep.
