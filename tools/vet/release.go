@@ -27,8 +27,8 @@ type releaseCheck struct {
 	callees map[ssa.Instruction]*call
 }
 
-// checkReleases reports two mistakes: a post of several work requests that fails counts as a post of none, and a
-// destruction that has not ended in time counts as ended.
+// checkReleases reports three mistakes: a post of several work requests that fails counts as a post of none, a
+// destruction that has not ended in time counts as ended, and a posted invalidation counts as completed.
 func (p *Program) checkReleases() (reports []Report) {
 	r := &releaseCheck{p: p, callees: map[ssa.Instruction]*call{}}
 	for _, f := range p.order {
@@ -53,7 +53,7 @@ func (p *Program) checkReleases() (reports []Report) {
 			}
 		}
 	}
-	return reports
+	return append(reports, r.checkInvalidations()...)
 }
 
 // checkPartialPost reports a post of a list if an exported function ignores the number of accepted requests, and after
