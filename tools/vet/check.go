@@ -19,6 +19,7 @@ const (
 	Session  = "session"
 	Event    = "event"
 	Release  = "release"
+	Keep     = "keep"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -62,6 +63,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkSessions()...)
 	reports = append(reports, p.checkEvents()...)
 	reports = append(reports, p.checkReleases()...)
+	reports = append(reports, p.checkKept()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -83,7 +85,7 @@ func (p *Program) Check() []Report {
 }
 
 // escapableChecks lists the checks that an escape may name.
-var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, program,
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, program,
 	Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
