@@ -1,6 +1,7 @@
 package vet
 
 import (
+	"go/token"
 	"go/types"
 	"slices"
 	"strings"
@@ -10,17 +11,61 @@ import (
 
 // trustTestFiles removes operations of test files that sleep only if the test is wrong. A test knows how many messages
 // it sends, so a channel with a capacity has space for them. A loop on the time stands for a computation. With
-// Options.TrustSpace, the same applies to the channels of consumers.
+// Options.TrustSpace, the same applies to the channels of consumers, except those of smallSends, and a function literal
+// may return a token of the enclosing function.
 func (p *Program) trustTestFiles() {
+	var small map[ssa.Instruction]bool
+	if p.trustSpace {
+		small = p.smallSends()
+	}
 	for _, f := range p.order {
 		isTest := strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go")
-		trusts := isTest || p.trustSpace && !isMidlayer(f) && !p.isDriverPackage(pkgOf(f.Function))
+		trusts := p.trustSpace && !isMidlayer(f) && !p.isDriverPackage(pkgOf(f.Function))
 		f.ops = slices.DeleteFunc(f.ops, func(o operation) bool {
-			send, sends := o.at.(*ssa.Send)
-			return o.kind == opSleep &&
-				(isTest && o.what == "spins "+onTime || trusts && sends && p.traces.isBuffered(send.Chan))
+			if o.kind != opSleep || !isTest && !trusts {
+				return false
+			}
+			if send, ok := o.at.(*ssa.Send); ok {
+				return p.traces.isBuffered(send.Chan) && (isTest || !small[send])
+			}
+			return isTest && o.what == "spins "+onTime || trusts && p.returnsToken(f, o.at)
 		})
 	}
+}
+
+// returnsToken reports whether an instruction of a function literal receives from a buffered channel to which the
+// enclosing function sends: the literal returns a token.
+func (p *Program) returnsToken(f *function, at ssa.Instruction) bool {
+	take, ok := at.(*ssa.UnOp)
+	if !ok || take.Op != token.ARROW || f.Parent() == nil || !p.traces.isBuffered(take.X) {
+		return false
+	}
+	from := p.traces.containerAllocs(take.X)
+	for _, b := range f.Parent().Blocks {
+		for _, x := range b.Instrs {
+			for _, ch := range sentChannels(x) {
+				if haveCommonOrigin(from, p.traces.containerAllocs(ch)) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// sentChannels returns the channels to which an instruction sends.
+func sentChannels(at ssa.Instruction) (list []ssa.Value) {
+	switch at := at.(type) {
+	case *ssa.Send:
+		list = append(list, at.Chan)
+	case *ssa.Select:
+		for _, s := range at.States {
+			if s.Dir == types.SendOnly {
+				list = append(list, s.Chan)
+			}
+		}
+	}
+	return list
 }
 
 // isDriverPackage reports whether a package has a type that implements ib.Driver.

@@ -46,6 +46,19 @@ func TestTestFilesAreTrusted(t *testing.T) {
 	checkSnippets(t, files, programs)
 }
 
+// TestConsumersAreTrusted is TestSnippetsHaveExpectedReports with Options.TrustSpace.
+func TestConsumersAreTrusted(t *testing.T) {
+	files, err := filepath.Glob("testdata/space/*/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("Glob: got %d files and error %v, want some files", len(files), err)
+	}
+	programs, err := Load(".", Options{TrustSpace: true}, "./testdata/space/...")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSnippets(t, files, programs)
+}
+
 // checkSnippets checks the reports of the programs against the comments in the files.
 func checkSnippets(t *testing.T, files []string, programs []*Program) {
 	got := map[sourceLine][]string{}
