@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"verbena/ib"
 	"verbena/ib/internal/observe"
 )
 
@@ -100,4 +101,15 @@ func (r *trackedRequest) endOwnership() {
 		runtime.Gosched()
 	}
 	runtime.RaceAcquire(unsafe.Pointer(&r.race.token))
+}
+
+// overwriteCompletions writes the polled completions again, for the race detector, which does not observe the driver. A
+// thread that still uses the former contents of the array is a data race with this function.
+//
+//go:noinline
+func overwriteCompletions(wcs []ib.WC) {
+	for i := range wcs {
+		c := wcs[i]
+		wcs[i] = c
+	}
 }

@@ -146,6 +146,7 @@ func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	case err != nil:
 		o.broken.Store(true)
 	case len(wc) > 0:
+		overwriteCompletions(wc[:n])
 		o.recordPolledCompletions(f, wc[:n], before)
 		f.recordPollResult(n == len(wc))
 	}

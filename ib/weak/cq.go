@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/internal/observe"
 )
 
 // reorderWindow is the number of completions of a queue that may be reordered.
@@ -306,7 +307,7 @@ func (c *cq) takeWindowEntry(i int, wc *ib.WC) {
 }
 
 // poisonPattern fills the undefined fields of a completion.
-const poisonPattern = 0xa5a5a5a5
+const poisonPattern = observe.Pattern
 
 // poisonCompletion fills the undefined fields of a completion.
 func poisonCompletion(wc *ib.WC) {
