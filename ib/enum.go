@@ -209,6 +209,8 @@ const (
 type SendFlags = uapi.SendFlags
 
 const (
+	// SendFence delays the request until all earlier READs and atomic operations of the queue pair have stored their
+	// data. It orders nothing else: neither other queue pairs nor the caller's accesses to memory. (IBA 10.8.3.3)
 	SendFence     = uapi.SendFence
 	SendSignaled  = uapi.SendSignaled
 	SendSolicited = uapi.SendSolicited

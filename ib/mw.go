@@ -81,7 +81,8 @@ func (mw *MW) PD() *PD { return mw.pd }
 // Type returns the type of the window.
 func (mw *MW) Type() MWType { return mw.kind }
 
-// RKey returns the key for peers. The key changes with each bind.
+// RKey returns the key for peers. A bind changes the key when the device executes it. Until its completion has been
+// polled, RKey may return the former key or the new one. An invalidation does not change the key.
 func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
 // Dealloc frees the window, whether it is bound or not. After Dealloc has returned, no peer can access memory with the

@@ -218,7 +218,7 @@ func (qp *QP) Peek() QPAttr {
 	return QPAttr{State: qp.drv.State()}
 }
 
-// State returns the current state. State may not sleep.
+// State returns the current state, and the last one of a destroyed queue pair. State may not sleep.
 func (qp *QP) State() QPState { return qp.drv.State() }
 
 // PostSend queues work requests and returns the number accepted; see [DriverQP]. PostSend may not sleep. (ib_post_send)
