@@ -75,6 +75,9 @@ func (d *checkedDevice) RecordEvent(e observe.SubjectEvent, arg any) error {
 	case observe.Removed: // the client has left no objects, and makes no further use of the device
 		at, when := callerPCs(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
 		d.removed.Store(&at)
+		if arg == "the failing Add" && observe.AddFailed != nil {
+			observe.AddFailed()
+		}
 		inside := d.k.callsInProgress(observe.GoroutineID(), func(x *frame) bool { return x.by == d })
 		d.k.reportCallsInside(RuleUseAfterRemove, d.dev, inside, when, at)
 		d.reportUndestroyedObjects(d.client, when)

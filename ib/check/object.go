@@ -153,6 +153,7 @@ func (o *checkedObject) beginDestroy(c *observe.Call, f *frame) error {
 		return err
 	}
 	o.ends.Store(&f.entry)
+	observe.Endings.Add(1)
 	o.endRegionComparisons()
 	o.checkRegionNotInUse(c.What)
 	return nil
@@ -243,6 +244,7 @@ func (o *checkedObject) removeLiveObject() {
 		at = *called // the destruction may run on another goroutine
 	}
 	o.destroyed.Store(&at)
+	observe.Endings.Add(1)
 	o.work.recordDestroyedQueue(at)
 	for _, t := range []*time.Timer{o.armed.Load(), o.rearm.Load()} {
 		if t != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"verbena/ib"
@@ -18,7 +19,7 @@ import (
 )
 
 const (
-	// FaultEnv names the kind of fault: a choice of weak.Faults, expire.EarlyTimers, or expire.NoFailure.
+	// FaultEnv names the kind of fault: a choice of weak.Faults, or a constant of package expire.
 	FaultEnv = expire.Env
 	// ReuseEnv turns on check.RuleTargetReused. Its value is ReuseNote or ReuseReport.
 	ReuseEnv    = "SCHEDULE_REUSE"
@@ -28,7 +29,10 @@ const (
 	// ReusedLine is the line for a violation of RuleTargetReused with ReuseNote.
 	ReusedLine = "schedule: memory of outstanding requests is used again"
 	// FaultLine precedes a violation in a run with a fault.
-	FaultLine = "schedule: after a failure of the device"
+	FaultLine = "schedule: in a run with failures"
+
+	// AddFailedLine is printed when an Add has failed in a run with a fault.
+	AddFailedLine = "schedule: an Add has failed"
 
 	failedCall = "failed-call"
 
@@ -38,7 +42,8 @@ const (
 
 // faultChoice returns the choice with a name.
 func faultChoice(name string) (weak.Set, error) {
-	if name == expire.EarlyTimers || name == expire.NoFailure || name == "" {
+	switch name {
+	case expire.EarlyTimers, expire.LateThreads, expire.NoFailure, "":
 		return 0, nil
 	}
 	for _, r := range weak.Choices {
@@ -52,7 +57,8 @@ func faultChoice(name string) (weak.Set, error) {
 // faultFilter decides which violations count after a failure of the device. A test that fails often makes mistakes
 // itself: it leaves objects behind, or closes the consumer while threads use it. Such violations do not count.
 type faultFilter struct {
-	kind string
+	kind      string
+	addFailed atomic.Bool
 
 	mu     sync.Mutex
 	failed [][]uintptr // stacks of the calls that the device has failed
@@ -64,6 +70,13 @@ var ignoredRules = []check.Rule{check.RuleNotRearmed, check.RuleLeftInCQ, check.
 
 // lateRules lists the rules that a function of a timer breaks when it runs too late.
 var lateRules = []check.Rule{check.RuleUseAfterRemove, check.RuleUseAfterUnregister, check.RuleUseAfterDestroy}
+
+// recordFailedAdd records that an Add has failed.
+func (f *faultFilter) recordFailedAdd() {
+	if !f.addFailed.Swap(true) {
+		fmt.Fprintln(os.Stderr, AddFailedLine)
+	}
+}
 
 // recordCall records a call that fails.
 func (f *faultFilter) recordCall() {
@@ -78,21 +91,54 @@ func (f *faultFilter) counts(v check.Violation) bool {
 	switch {
 	case v.Rule == check.RuleTargetReused || v.Rule == check.RuleTargetUnflushed || v.Rule == check.RuleEndlessFlush:
 		return !expire.HasEnded() && !expire.HasFailedHere() && isConsumerViolation(v.Stacks)
+	case f.addFailed.Load() && v.Rule != check.RuleLeftBehind && isCalledByTest(v.Stacks):
+		return false // the test does not know that the Add has failed
 	case slices.Contains(lateRules, v.Rule) && f.kind == expire.EarlyTimers:
 		return len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
 	case f.kind == expire.EarlyTimers || slices.Contains(ignoredRules, v.Rule):
 		return false
+	case f.kind == expire.LateThreads && isLate(v):
+		return false // the threads are slow
 	case v.Rule == check.RuleClientReturns:
 		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace) &&
 			!isUsedByTest()
 	case v.Rule == check.RuleLeftBehind:
 		return f.isLeak(v.Stacks, expire.HasFailed()) || f.isWrongOrder(v.Stacks)
-	case expire.HasFailed():
+	case expire.HasFailed() && !isIndependentOfTests(v.Stacks):
 		return false
 	case v.Rule == check.RuleSRQUndrained && f.kind == failedCall:
 		return false // a queue pair that was never connected has taken no receives
 	}
 	return isConsumerViolation(v.Stacks)
+}
+
+// isLate reports whether a violation consists in a long duration. Checked mode cannot tell a held thread from one that
+// waits for an event.
+func isLate(v check.Violation) bool {
+	return v.Rule == check.RuleClientReturns || strings.Contains(v.What, "has waited for long") ||
+		strings.Contains(v.What, "has run for")
+}
+
+// isIndependentOfTests reports whether the midlayer has called the consumer, and no function of a test is in a stack.
+func isIndependentOfTests(stacks []check.Stack) bool {
+	for _, s := range stacks {
+		if _, byTest := consumerFrames(s.Trace); byTest && !strings.HasSuffix(s.Title, madeAt) {
+			return false
+		}
+	}
+	return len(stacks) > 0 && calledByMidlayer(stacks[0].Trace)
+}
+
+// madeAt is the end of the title of a stack with the creation of an object.
+const madeAt = "made at"
+
+// isCalledByTest reports whether a test has called the function of the consumer in the first stack.
+func isCalledByTest(stacks []check.Stack) bool {
+	if len(stacks) == 0 {
+		return false
+	}
+	_, byTest := consumerFrames(stacks[0].Trace)
+	return byTest
 }
 
 // isLeak reports whether a consumer has left objects behind: in its Add or Remove, or in the function in which a call

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"verbena/ib/check"
+	"verbena/ib/ibtest/strict/expire"
 )
 
 // TestFaultFilterFindsWrongOrder checks which left objects count after a failure of the test. The device has failed a
@@ -43,6 +44,54 @@ func TestFaultFilterFindsWrongOrder(t *testing.T) {
 	} {
 		if got := f.isWrongOrder(tt.stacks); got != tt.want {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestMistakesOfTestsDoNotCount checks which violations after a failure of the test are faults of the consumer.
+func TestMistakesOfTestsDoNotCount(t *testing.T) {
+	const (
+		destroy  = "verbena/ib.(*QP).Destroy(...)\n\t/v/ib/qp.go:1\nconsumer.(*Conn).close(...)\n\t/c/conn.go:2\n"
+		byRemove = destroy + "verbena/ib.(*Core).callClientRemove(...)\n\t/v/ib/core.go:3\n" +
+			"verbena/ib.(*Core).Unregister(...)\n\t/v/ib/core.go:4\nconsumer.TestConn(...)\n\t/c/conn_test.go:5\n"
+		byTest   = destroy + "consumer.TestConn(...)\n\t/c/conn_test.go:6\n"
+		byThread = destroy + "consumer.(*Conn).fail(...)\n\t/c/conn.go:7\n"
+	)
+	for _, tt := range []struct {
+		name            string
+		used, destroyed string
+		want            bool
+	}{
+		{"the consumer destroys twice", byRemove, byThread, true},
+		{"the test destroys an object, and Remove does it again", byRemove, byTest, false},
+		{"the test destroys an object again", byTest, byThread, false},
+	} {
+		stacks := []check.Stack{{Title: "QP.Destroy", Trace: tt.used}, {Title: "destroyed at", Trace: tt.destroyed},
+			{Title: "made at", Trace: byTest}}
+		if got := isIndependentOfTests(stacks); got != tt.want {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
+		if got, want := isCalledByTest(stacks), tt.used == byTest; got != want {
+			t.Errorf("%s: called by the test: got %v, want %v", tt.name, got, want)
+		}
+	}
+}
+
+// TestHeldThreadsAreNotLate checks that only lasting violations count while threads are held.
+func TestHeldThreadsAreNotLate(t *testing.T) {
+	f := &faultFilter{kind: expire.LateThreads}
+	stack := []check.Stack{{Trace: "consumer.(*Conn).handle(...)\n\t/c/conn.go:2\n"}}
+	for _, tt := range []struct {
+		rule check.Rule
+		what string
+		want bool
+	}{
+		{check.RuleSleepInCallback, "the completion handler sleeps (chan send)", true},
+		{check.RuleSleepInCallback, "the completion handler has waited for long (syscall): a deadlock", false},
+		{check.RuleClientReturns, "Remove of client c has not returned for 3s", false},
+	} {
+		if got := f.counts(check.Violation{Rule: tt.rule, What: tt.what, Stacks: stack}); got != tt.want {
+			t.Errorf("%s: got %v, want %v", tt.what, got, tt.want)
 		}
 	}
 }

@@ -74,6 +74,9 @@ func apply(getenv func(string) string, report func(string)) error {
 			expire.AtFailure = check.AllowAccess
 			cfg.ClientTimeout, cfg.Ownership = faultClientTimeout, true
 		}
+		if faults != 0 { // otherwise the consumer refuses the device
+			observe.AddFailed = f.recordFailedAdd
+		}
 		check.OnAll(cfg)
 	}
 	return nil

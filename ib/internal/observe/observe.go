@@ -10,13 +10,15 @@ var (
 	Of  func(o any) Subject
 )
 
-// Package ib/check sets Default, and package ib/ibtest/strict sets NewDevice, before the program creates devices. Both
+// Package ib/check sets Default, and package ib/ibtest/strict sets the others, before the program creates devices. All
 // may be nil.
 var (
 	// Default returns the observer of a core for which Set was not called before its first device or client.
 	Default func() any
 	// NewDevice is called for each new device with its *ib.DeviceHandle.
 	NewDevice func(h any)
+	// AddFailed is called by package ib/check when an Add has returned an error.
+	AddFailed func()
 )
 
 // CallKind is the kind of a call.

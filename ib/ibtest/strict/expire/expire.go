@@ -4,6 +4,7 @@
 //
 //	SCHEDULE_FAULT=early-timers   limits expire early
 //	SCHEDULE_FAULT=no-failure     no limits expire early, but the race detector observes the consumer
+//	SCHEDULE_FAULT=late-threads   the same, and threads pause at locks and other synchronisation
 //	SCHEDULE_SEED=NUMBER          determines which limits expire early
 package expire
 
@@ -19,10 +20,11 @@ import (
 )
 
 const (
-	// Env is the environment variable with the kind of fault. EarlyTimers is the kind of this package, and NoFailure is
-	// none.
+	// Env is the environment variable with the kind of fault. EarlyTimers is the kind of this package, LateThreads that of
+	// the pauses, and NoFailure is none.
 	Env         = "SCHEDULE_FAULT"
 	EarlyTimers = "early-timers"
+	LateThreads = "late-threads"
 	NoFailure   = "no-failure"
 	seedEnv     = "SCHEDULE_SEED"
 
