@@ -1,12 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -26,15 +26,17 @@ import (
 // may fail, so a failure proves nothing. Such a run counts only if it shows one of these:
 //
 //	a violation of the contract by the consumer, which package ib/ibtest/strict selects
-//	an access to memory of an outstanding request, or another data race of the consumer
+//	an access to memory of an outstanding request or to a completion that is no longer valid, or another data race of the
+//	consumer
 //	a panic of the consumer, such as a nil dereference, before the test has reported a failure, or in a function that no
 //	test has called
 //
-// The race detector observes the consumer. The tests are compiled through an overlay that makes limits expire early.
+// The race detector observes the consumer. The tests are compiled through an overlay that makes limits expire early,
+// and with pauses.
 
 // faultKinds lists the kinds of faults, in the order of the runs.
-var faultKinds = []string{expire.NoFailure, expire.EarlyTimers, "failed-request", "failed-call", "failed-post",
-	"failed-device"}
+var faultKinds = []string{expire.NoFailure, expire.LateThreads, expire.EarlyTimers, "failed-request", "failed-call",
+	"failed-post", "failed-device"}
 
 const (
 	// faultExit is the exit code of a run in which the race detector has found a race.
@@ -99,8 +101,8 @@ func insertExpiry(file string, src []byte) (text string, changed bool, err error
 	offset := func(p token.Pos) int { return fset.Position(p).Offset }
 	var in []textReplacement
 	wrap := func(n ast.Node, name string) {
-		in = append(in, textReplacement{offset(n.Pos()), offset(n.Pos()), alias + "." + name + "("},
-			textReplacement{offset(n.End()), offset(n.End()), ")"})
+		in = append(in, textReplacement{offset(n.Pos()), offset(n.Pos()), alias + "." + name + "(", false},
+			textReplacement{offset(n.End()), offset(n.End()), ")", true})
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
@@ -136,17 +138,8 @@ func insertExpiry(file string, src []byte) (text string, changed bool, err error
 		return "", false, nil
 	}
 	end := offset(f.Name.End())
-	in = append(in, textReplacement{end, end, fmt.Sprintf("; import %s %q", alias, expirePath)})
-	slices.SortStableFunc(in, func(a, b textReplacement) int { return cmp.Compare(a.from, b.from) })
-	var out strings.Builder
-	done := 0
-	for _, i := range in {
-		out.Write(src[done:i.from])
-		out.WriteString(i.text)
-		done = i.to
-	}
-	out.Write(src[done:])
-	return out.String(), true, nil
+	in = append(in, textReplacement{end, end, fmt.Sprintf("; import %s %q", alias, expirePath), true})
+	return replaceTexts(src, in), true, nil
 }
 
 // lingerFile is a test file that keeps the process alive after the other tests.
@@ -190,6 +183,17 @@ func (o *commandOptions) compileFaultTests(p listedPackage, dir, binary string) 
 	if err := r.addStrictFile(p.Name, p.Dir, nil); err != nil {
 		return err
 	}
+	plain := maps.Clone(r.replace)
+	r.wide = true
+	if err := r.rewritePackage(p.Name, p.Dir, p.GoFiles); err == nil && compileRaced(p, r, binary) == nil {
+		return nil
+	}
+	r.replace = plain // without pauses
+	return compileRaced(p, r, binary)
+}
+
+// compileRaced compiles the tests of a consumer with an overlay and the race detector.
+func compileRaced(p listedPackage, r *rewriter, binary string) error {
 	overlay, err := r.writeOverlayList()
 	if err != nil {
 		return err
@@ -221,6 +225,9 @@ func (o *commandOptions) planFaultRun(i int, binary string, reuse bool) commandR
 func (s *timedSearch) runFaultCommand(ctx context.Context, t commandRun) ([]byte, error) {
 	s.mu.Lock()
 	limit := faultFactor*s.tests + faultGrace
+	if s.tests == 0 { // they have not ended yet
+		limit = s.o.within
+	}
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -246,6 +253,9 @@ var (
 // deviceAccess is the beginning of the function of package check that represents an access of the device.
 const deviceAccess = "verbena/ib/check.(*trackedRequest).beginOwnership."
 
+// endOfLoan lists the functions that write to completions that a consumer may no longer use.
+var endOfLoan = []string{"verbena/ib/completion.invalidate(", "verbena/ib/check.overwriteCompletions("}
+
 // findEvidence returns the part of the output of a run with a fault that proves a fault of the consumer, or nil.
 func findEvidence(text string, p listedPackage) ([]byte, error) {
 	if _, v, ok := strings.Cut(text, strict.FaultLine); ok {
@@ -267,7 +277,7 @@ func findEvidence(text string, p listedPackage) ([]byte, error) {
 		at += i + len(raceHead)
 	}
 	if i := strings.Index(text, "\npanic: "); i >= 0 && i < ended {
-		failed := testOutput.MatchString(text[:i])
+		failed := testOutput.MatchString(text[:i]) || strings.Contains(text[:i], strict.AddFailedLine)
 		if isConsumerPanic(text[i+1:], failed, p) {
 			return []byte(text[i+1:]), fmt.Errorf("the consumer panics")
 		}
@@ -282,11 +292,13 @@ func consumerRace(report string, passing bool, p listedPackage) string {
 	if len(accesses) < 2 {
 		return ""
 	}
-	device, consumer := 0, 0
+	device, invalid, consumer := 0, 0, 0
 	for _, a := range accesses[:2] {
 		switch {
 		case strings.Contains(a, deviceAccess):
 			device++
+		case slices.ContainsFunc(endOfLoan, func(f string) bool { return strings.Contains(a, f) }):
+			invalid++
 		case isConsumerAccess(a, p):
 			consumer++
 		}
@@ -294,6 +306,8 @@ func consumerRace(report string, passing bool, p listedPackage) string {
 	switch {
 	case device == 1 && consumer == 1:
 		return "the consumer uses memory of an outstanding work request"
+	case invalid == 1 && consumer == 1:
+		return "the consumer uses a completion after the function that received it, or while another poll overwrites it"
 	case consumer == 2 && passing:
 		return "the consumer has a data race"
 	}
@@ -330,9 +344,10 @@ var mistakePanics = []string{"runtime error", "close of closed channel", "close 
 // nilDereference is the message of a panic that a nil argument may cause.
 const nilDereference = "nil pointer dereference"
 
-// isConsumerPanic reports whether a panic is a fault of the consumer. A test that has failed may call the consumer in a
-// wrong way, so the stack then must not contain a function of the test. A nil dereference in a function that the test
-// calls directly does not count: the failure may have prevented the creation of an object, and the test passes nil.
+// isConsumerPanic reports whether a panic is a fault of the consumer. A test that has failed, or that does not know of
+// a failed Add, may call the consumer in a wrong way, so the stack then must not contain a function of the test. A nil
+// dereference in a function that the test calls directly does not count: the failure may have prevented the creation of
+// an object, and the test passes nil.
 func isConsumerPanic(text string, failed bool, p listedPackage) bool {
 	head, stack, ok := strings.Cut(text, "[running]:\n")
 	if !ok || !slices.ContainsFunc(mistakePanics, func(m string) bool { return strings.Contains(head, m) }) {

@@ -25,8 +25,8 @@
 //
 // With -weak, -within finds the most faults of a consumer: it analyses the package with verbenavet, if that command is
 // in PATH, runs the tests in checked mode, and then on weak devices in checked mode, with one seed after another. In
-// turn it runs them with failures of the device and early time limits. A test may then fail; only mistakes of the
-// consumer count:
+// turn it runs them with failures of the device, early time limits and late threads. A test may then fail; only
+// mistakes of the consumer count:
 //
 //	go run verbena/ib/ibtest/schedule -within 1m -weak verbena/driver/loopback ./myconsumer
 //

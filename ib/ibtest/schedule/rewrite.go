@@ -13,15 +13,23 @@ import (
 	"strings"
 
 	"verbena/ib/ibtest/strict"
+	"verbena/ib/ibtest/strict/expire"
 )
 
 // lockingMethods lists the methods around which a rewritten source pauses.
 var lockingMethods = []string{"Lock", "Unlock", "RLock", "RUnlock"}
 
+// syncMethods lists the methods of package sync/atomic and of wait groups around which the source of a consumer pauses,
+// with the numbers of their arguments.
+var syncMethods = map[string]int{"Load": 0, "Store": 1, "Add": 1, "Swap": 1, "CompareAndSwap": 2, "Done": 0, "Wait": 0}
+
+// valueMethods lists the methods with one result, which a pause passes on.
+var valueMethods = []string{"Load", "Add", "Swap", "CompareAndSwap"}
+
 // pauseFile is a file added to each rewritten package. A pause depends on the seed, the place, and the number of times
 // that the place was reached, so a seed has the same effect in each run. It yields, or sleeps in a system call. The
 // system call takes real time even in a bubble of package testing/synctest, and the goroutine does not count as
-// blocked.
+// blocked. Runs with faults have pauses only if their kind is late-threads. These also have longer pauses.
 //
 // scheduleLock records the order of two locks: the goroutine holds one and locks the other. If the opposite order was
 // seen before, the pause is long, which makes a deadlock of the two likely. The order alone is no fault: a third lock
@@ -41,7 +49,9 @@ import (
 )
 
 var (
-	scheduleSeed, _ = strconv.ParseUint(os.Getenv("` + seedEnv + `"), 10, 64)
+	scheduleKind    = os.Getenv("` + strict.FaultEnv + `")
+	scheduleSeed    = scheduleReadSeed()
+	scheduleHold    func() // expire.Hold in runs with faults, or nil
 	scheduleReached [%d]uint32
 	scheduleHeld    [1 << 10]scheduleHolder   // by goroutine
 	scheduleOrders  [1 << 14]scheduleOrder    // by both locks
@@ -105,6 +115,14 @@ func scheduleRandom(place int) uint64 {
 	return x
 }
 
+func scheduleReadSeed() uint64 {
+	if scheduleKind != "" && scheduleKind != "` + expire.LateThreads + `" {
+		return 0
+	}
+	seed, _ := strconv.ParseUint(os.Getenv("` + seedEnv + `"), 10, 64)
+	return seed
+}
+
 //go:norace
 func schedulePause(place int) {
 	if scheduleSeed == 0 {
@@ -120,6 +138,14 @@ func schedulePause(place int) {
 	case n == 63:
 		syscall.Nanosleep(&syscall.Timespec{Nsec: int64(x>>16) %% 100_000}, nil)
 	}
+	if scheduleHold != nil {
+		scheduleHold()
+	}
+}
+
+func schedulePass[T any](place int, v T) T {
+	schedulePause(place)
+	return v
 }
 
 //go:norace
@@ -204,6 +230,13 @@ func scheduleUnlock(lock uintptr) {
 }
 `
 
+// holdFile is a file added to a consumer with pauses.
+const holdFile = `
+import "verbena/ib/ibtest/strict/expire"
+
+func init() { scheduleHold = expire.Hold }
+`
+
 // strictFile is a test file added to each tested package. It imports the package that reads the environment.
 const strictFile = `_test
 
@@ -222,6 +255,7 @@ const seedEnv = strict.SeedEnv
 // rewriter creates an overlay of sources with pauses.
 type rewriter struct {
 	dir     string            // for the new files
+	wide    bool              // pauses at all synchronisation, as for consumers
 	files   int               // number of files in dir
 	replace map[string]string // as in the overlay of the go command
 	places  []string          // file:line:column of each pause
@@ -231,6 +265,39 @@ type rewriter struct {
 type textReplacement struct {
 	from, to int
 	text     string
+	closes   bool // follows an expression or a statement
+}
+
+// replaceTexts returns a source with replacements. The list has the replacement of an outer node before those of inner
+// nodes. Replacements inside of a replaced part have no effect.
+func replaceTexts(src []byte, in []textReplacement) string {
+	order := make([]int, len(in))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		a, b := &in[i], &in[j]
+		switch {
+		case a.from != b.from:
+			return cmp.Compare(a.from, b.from)
+		case a.closes != b.closes:
+			return map[bool]int{true: -1, false: 1}[a.closes]
+		case a.closes:
+			return j - i
+		}
+		return i - j
+	})
+	var out strings.Builder
+	done := 0
+	for _, i := range order {
+		if r := &in[i]; r.from >= done {
+			out.Write(src[done:r.from])
+			out.WriteString(r.text)
+			done = r.to
+		}
+	}
+	out.Write(src[done:])
+	return out.String()
 }
 
 // readSource returns the content of a file, which the overlay may have replaced already.
@@ -250,7 +317,7 @@ func (r *rewriter) rewritePackage(name, folder string, files []string) error {
 		if err != nil {
 			return err
 		}
-		text, places, err := insertPauses(path, src, len(r.places)-first)
+		text, places, err := insertPauses(path, src, len(r.places)-first, r.wide)
 		if err != nil {
 			return err
 		}
@@ -264,6 +331,11 @@ func (r *rewriter) rewritePackage(name, folder string, files []string) error {
 	}
 	if len(r.places) == first {
 		return fmt.Errorf("%s: no locks", folder)
+	}
+	if r.wide {
+		if err := r.addFile(filepath.Join(folder, "schedule_hold.go"), "package "+name+"\n"+holdFile); err != nil {
+			return err
+		}
 	}
 	return r.addFile(filepath.Join(folder, "schedule_pause.go"), "package "+name+"\n"+fmt.Sprintf(pauseFile,
 		len(r.places)-first))
@@ -287,8 +359,9 @@ func (r *rewriter) writeOverlayList() (string, error) {
 }
 
 // insertPauses returns a source with pauses, numbered from first, before and after each statement that locks or
-// unlocks. Line numbers do not change.
-func insertPauses(path string, src []byte, first int) (text string, places []string, err error) {
+// unlocks. With wide, there are also pauses at atomic operations, receives, the cases of select, wait groups and the
+// start of goroutines. Line numbers do not change.
+func insertPauses(path string, src []byte, first int, wide bool) (text string, places []string, err error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, path, src, parser.SkipObjectResolution)
 	if err != nil {
@@ -331,7 +404,8 @@ func insertPauses(path string, src []byte, first int) (text string, places []str
 				case lock != "":
 					text = fmt.Sprintf("scheduleLock(%d, %s, %s)", first+len(places)-1, lock, strings.TrimSuffix(text, "()"))
 				}
-				in = append(in, textReplacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; " + pause(s)})
+				in = append(in, textReplacement{from: offset(s.Pos()), to: offset(s.End()),
+					text: before + "; " + text + "; " + pause(s)})
 			case *ast.DeferStmt: // the last deferred call runs first
 				if !isLockCall(s.Call) {
 					continue
@@ -341,31 +415,104 @@ func insertPauses(path string, src []byte, first int) (text string, places []str
 				if lock != "" && isUnlockCall(s.Call) {
 					before += fmt.Sprintf("; defer scheduleUnlock(%s)", lock)
 				}
-				in = append(in, textReplacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; defer " + pause(s)})
+				in = append(in, textReplacement{from: offset(s.Pos()), to: offset(s.End()),
+					text: before + "; " + text + "; defer " + pause(s)})
+			}
+		}
+	}
+	insert := func(p token.Pos, text string, closes bool) {
+		in = append(in, textReplacement{offset(p), offset(p), text, closes})
+	}
+	passed := map[ast.Expr]bool{} // calls that need no pause of their own, or whose result cannot be passed on
+	widely := func(n ast.Node) {
+		switch n := n.(type) {
+		case *ast.CommClause:
+			insert(n.Colon+1, " "+pause(n)+";", false)
+		case *ast.DeferStmt:
+			passed[n.Call] = true
+		case *ast.GoStmt:
+			passed[n.Call] = true
+			if f, ok := n.Call.Fun.(*ast.FuncLit); ok {
+				insert(f.Body.Lbrace+1, " "+pause(n)+";", false)
+			}
+		case *ast.AssignStmt:
+			if len(n.Rhs) == 1 && len(n.Lhs) > 1 {
+				passed[n.Rhs[0]] = true
+			}
+		case *ast.CallExpr:
+			s, ok := n.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return
+			}
+			if len(n.Args) == 1 && s.Sel.Name == "Go" {
+				if f, ok := n.Args[0].(*ast.FuncLit); ok {
+					insert(f.Body.Lbrace+1, " "+pause(n)+";", false)
+				}
+			}
+			if isSyncCall(n) && slices.Contains(valueMethods, s.Sel.Name) && !passed[n] {
+				call := strings.Replace(pause(n), "Pause", "Pass", 1)
+				insert(n.Pos(), strings.TrimSuffix(call, ")")+", ", false)
+				insert(n.End(), ")", true)
+			}
+		}
+	}
+	statements := func(list []ast.Stmt) {
+		around(list)
+		for _, s := range list {
+			if wide && isSyncStatement(s) {
+				insert(s.Pos(), pause(s)+"; ", false)
+				insert(s.End(), "; "+pause(s), true)
+				if x, ok := s.(*ast.ExprStmt); ok {
+					passed[x.X] = true
+				}
 			}
 		}
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
+		if wide {
+			widely(n)
+		}
 		switch n := n.(type) {
 		case *ast.BlockStmt:
-			around(n.List)
+			statements(n.List)
 		case *ast.CaseClause:
-			around(n.Body)
+			statements(n.Body)
 		case *ast.CommClause:
-			around(n.Body)
+			statements(n.Body)
 		}
 		return true
 	})
-	slices.SortFunc(in, func(a, b textReplacement) int { return cmp.Compare(a.from, b.from) })
-	var out strings.Builder
-	done := 0
-	for _, i := range in {
-		out.Write(src[done:i.from])
-		out.WriteString(i.text)
-		done = i.to
+	return replaceTexts(src, in), places, nil
+}
+
+// isSyncCall reports whether a call is an atomic operation or uses a wait group, according to its name.
+func isSyncCall(call *ast.CallExpr) bool {
+	s, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return false
 	}
-	out.Write(src[done:])
-	return out.String(), places, nil
+	n, ok := syncMethods[s.Sel.Name]
+	return ok && n == len(call.Args)
+}
+
+// isSyncStatement reports whether a statement receives from a channel, closes one, or is a call of syncMethods.
+func isSyncStatement(s ast.Stmt) bool {
+	receives := func(x ast.Expr) bool {
+		u, ok := x.(*ast.UnaryExpr)
+		return ok && u.Op == token.ARROW
+	}
+	switch s := s.(type) {
+	case *ast.AssignStmt:
+		return len(s.Rhs) == 1 && receives(s.Rhs[0])
+	case *ast.ExprStmt:
+		call, ok := s.X.(*ast.CallExpr)
+		if !ok {
+			return receives(s.X)
+		}
+		f, ok := call.Fun.(*ast.Ident)
+		return ok && f.Name == "close" || isSyncCall(call)
+	}
+	return false
 }
 
 // isLockCall reports whether a call locks or unlocks.

@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ again:
 	}
 }
 `
-	got, places, err := insertPauses("p.go", []byte(src), 5)
+	got, places, err := insertPauses("p.go", []byte(src), 5, false)
 	if err != nil || got != want {
 		t.Fatalf("%v\n%s", err, got)
 	}
@@ -66,6 +67,69 @@ again:
 	}
 	if _, err := parser.ParseFile(token.NewFileSet(), "p.go", got, 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestInsertPausesAtSynchronisation checks the places of the pauses in the source of a consumer.
+func TestInsertPausesAtSynchronisation(t *testing.T) {
+	const src = `package p
+
+func f(c chan int, x *atomic.Int64, m *sync.Map) {
+	wg.Go(func() { x.Store(1) })
+	go func() { defer x.Add(-1) }()
+	if x.Load() > x.Add(x.Load()) {
+		x.Add(1)
+	}
+	v, ok := m.Load(1)
+	n := <-c
+	w, ok := <-c
+	select {
+	case <-c:
+		m.l().Load().Lock()
+	default:
+	}
+	close(c)
+	v, ok = x.Swap(1)
+}
+`
+	const want = `package p
+
+func f(c chan int, x *atomic.Int64, m *sync.Map) {
+	wg.Go(func() { P; P; x.Store(1); P })
+	go func() { P; defer x.Add(-1) }()
+	if Q x.Load()) > Q x.Add(Q x.Load()))) {
+		P; x.Add(1); P
+	}
+	v, ok := m.Load(1)
+	P; n := <-c; P
+	P; w, ok := <-c; P
+	select {
+	case <-c: P;
+		P; m.l().Load().Lock(); P
+	default: P;
+	}
+	P; close(c); P
+	v, ok = x.Swap(1)
+}
+`
+	got, places, err := insertPauses("p.go", []byte(src), 5, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.ParseFile(token.NewFileSet(), "p.go", got, 0); err != nil {
+		t.Error(err)
+	}
+	seen := map[string]bool{}
+	calls := regexp.MustCompile(`schedulePause\((\d+)\)|schedulePass\((\d+),`)
+	got = calls.ReplaceAllStringFunc(got, func(s string) string {
+		if seen[s] {
+			t.Errorf("place %s: got a second pause, want one", s)
+		}
+		seen[s] = true
+		return map[bool]string{true: "P", false: "Q"}[strings.HasSuffix(s, ")")]
+	})
+	if got != want || len(places) < len(seen) {
+		t.Errorf("got %d places, want at least %d, and\n%s\nwant\n%s", len(places), len(seen), got, want)
 	}
 }
 

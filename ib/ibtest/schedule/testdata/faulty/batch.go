@@ -2,6 +2,8 @@ package faulty
 
 import (
 	"errors"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,6 +23,9 @@ type Batch struct {
 	mrs   [records]*ib.MR // each contains a record, and then its target
 	mem   [records][2 * recordSize]byte
 	inUse [records]bool
+	wcs   [records]ib.WC
+	done  sync.WaitGroup // functions that count completions
+	count atomic.Int64   // of failures
 }
 
 // OpenBatch creates a batch. After an error no object is left.
@@ -94,9 +99,17 @@ func (b *Batch) Send(n int) error {
 // Flush waits for all records.
 func (b *Batch) Flush() (err error) {
 	for end := time.Now().Add(5 * time.Second); b.inUse != [records]bool{}; time.Sleep(50 * time.Microsecond) {
-		var wc [records]ib.WC
-		n, perr := b.cq.Poll(wc[:])
-		for _, w := range wc[:n] {
+		n, perr := b.cq.Poll(b.wcs[:])
+		for i, w := range b.wcs[:n] {
+			of := &w
+			if has("element") {
+				of = &b.wcs[i]
+			}
+			b.done.Go(func() {
+				if of.Status != ib.WCSuccess {
+					b.count.Add(1)
+				}
+			})
 			b.inUse[w.ID] = false
 			if w.Status != ib.WCSuccess {
 				err = syscall.EIO
@@ -119,6 +132,7 @@ func (b *Batch) Close() error {
 }
 
 func (b *Batch) destroy() (err error) {
+	b.done.Wait()
 	if has("order") {
 		err = b.cq.Destroy()
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -43,6 +44,8 @@ type Disk struct {
 	mu     sync.Mutex
 	closed bool
 	reads  int
+
+	closing atomic.Bool
 
 	quit   chan struct{}
 	failed chan struct{} // a datagram has failed
@@ -147,7 +150,10 @@ func (k *Disk) Read(n int, limit time.Duration) ([]byte, error) {
 	}
 	target := blocks + slot
 	k.inUse.Add(1)
-	type result struct{ status ib.WCStatus }
+	type result struct {
+		status ib.WCStatus
+		wc     *ib.WC
+	}
 	done := make(chan result, 1)
 	var mu sync.Mutex
 	late := false // the reader has left, and the function of the completion frees the slot
@@ -164,7 +170,7 @@ func (k *Disk) Read(n int, limit time.Duration) ([]byte, error) {
 		if late {
 			k.free <- slot
 		}
-		done <- result{wc.Status}
+		done <- result{wc.Status, wc}
 		if has("double-close") && wc.Status != ib.WCSuccess {
 			close(done)
 		}
@@ -186,6 +192,9 @@ func (k *Disk) Read(n int, limit time.Duration) ([]byte, error) {
 	case r := <-done:
 		b := append([]byte(nil), k.mem[target*blockSize:][:blockSize]...)
 		k.free <- slot
+		if has("kept") {
+			r.status = r.wc.Status
+		}
 		if r.status != ib.WCSuccess {
 			return nil, fmt.Errorf("read block %d: %v: %w", n, r.status, syscall.EIO)
 		}
@@ -219,6 +228,21 @@ func (k *Disk) Report() {
 	})
 }
 
+// Trace queries the address of the datagrams. Trace may not sleep, and any thread may call it at any time.
+func (k *Disk) Trace() {
+	if k.closing.Load() {
+		return
+	}
+	if !has("late-call") {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.closed {
+			return
+		}
+	}
+	k.ah.Query()
+}
+
 // recover moves the datagram queue pair from SQE to RTS.
 func (k *Disk) recover() {
 	for {
@@ -234,6 +258,7 @@ func (k *Disk) recover() {
 }
 
 func (k *Disk) close() (err error) {
+	k.closing.Store(true)
 	k.mu.Lock()
 	k.closed = true
 	k.mu.Unlock()

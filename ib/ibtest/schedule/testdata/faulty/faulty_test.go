@@ -2,7 +2,9 @@ package faulty
 
 import (
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -52,6 +54,59 @@ func TestDisk(t *testing.T) {
 	for range 60 {
 		k.Report()
 		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// TestTrace traces until the device is gone.
+func TestTrace(t *testing.T) {
+	var core ib.Core
+	ready := make(chan *Disk, 1)
+	if err := core.RegisterClient(Client(ready)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		d := loopback.New(fmt.Sprint("loop", i), t.Logf)
+		if err := core.Register(d.Handle()); err != nil {
+			t.Fatal(err)
+		}
+		var k *Disk
+		select {
+		case k = <-ready:
+		default:
+			t.Fatal("no disk")
+		}
+		var stop atomic.Bool
+		var tracers sync.WaitGroup
+		for range 2 {
+			tracers.Go(func() {
+				for !stop.Load() {
+					k.Trace()
+				}
+			})
+		}
+		time.Sleep(20 * time.Millisecond)
+		if err := core.Unregister(d.Handle()); err != nil {
+			t.Error(err)
+		}
+		stop.Store(true)
+		tracers.Wait()
+	}
+}
+
+// TestAddress does not know whether the Add of the client has failed.
+func TestAddress(t *testing.T) {
+	var core ib.Core
+	d := loopback.New("loop0", t.Logf)
+	if err := core.Register(d.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	defer core.Unregister(d.Handle())
+	var a Address
+	if err := core.RegisterClient(a.Client()); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Query(); err != nil {
+		t.Error(err)
 	}
 }
 
