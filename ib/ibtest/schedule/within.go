@@ -25,7 +25,7 @@ import (
 //
 // The search for faults of a consumer runs:
 //
-//	verbenavet, if it is in PATH
+//	verbenavet, if it is in PATH; it starts before the compilation
 //	the tests in checked mode
 //	then the tests on weak devices in checked mode, with seeds from -seed on; and in turn with failures (see fault.go)
 //
@@ -68,6 +68,9 @@ type timedSearch struct {
 	plan func(i int) commandRun // returns the run number i
 	// planFault returns the run number i with a fault, after the suiteRun. It may be nil.
 	planFault func(i int) commandRun
+	source    *startedRun // the sourceRun, or nil
+
+	began time.Time
 
 	mu     sync.Mutex
 	n      int              // started runs of plan
@@ -127,6 +130,15 @@ func (o *commandOptions) searchConsumer(out io.Writer, p listedPackage, dir, ove
 	if err := o.checkUsesDrivers(p); err != nil {
 		return err
 	}
+	verbenavet, err := exec.LookPath("verbenavet")
+	if err != nil {
+		fmt.Fprintf(out, "schedule: verbenavet is not in PATH, so the source of %s is not analysed\n", p.ImportPath)
+	}
+	s := &timedSearch{o: o, p: p}
+	if err == nil { // it loads the program while the tests are compiled
+		s.source = s.startRun(o.planConsumerRun(0, "", verbenavet))
+		defer s.source.stop()
+	}
 	binary, faults := filepath.Join(dir, "consumer.test"), filepath.Join(dir, "faults.test")
 	switch found, err := compileTests(p, binary, overlay, false); {
 	case err != nil:
@@ -138,11 +150,7 @@ func (o *commandOptions) searchConsumer(out io.Writer, p listedPackage, dir, ove
 		fmt.Fprintf(out, "schedule: no runs with failures: %v\n", err)
 		faults = ""
 	}
-	verbenavet, err := exec.LookPath("verbenavet")
-	if err != nil {
-		fmt.Fprintf(out, "schedule: verbenavet is not in PATH, so the source of %s is not analysed\n", p.ImportPath)
-	}
-	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planConsumerRun(i, binary, verbenavet) }}
+	s.plan = func(i int) commandRun { return o.planConsumerRun(i, binary, verbenavet) }
 	if faults != "" {
 		s.planFault = func(i int) commandRun { return o.planFaultRun(i, faults, !s.reuses) }
 	}
@@ -191,6 +199,7 @@ func (o *commandOptions) testArgv(binary, pattern string, args ...string) []stri
 func (s *timedSearch) run(out io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.within)
 	defer cancel()
+	s.began = time.Now()
 	var wg sync.WaitGroup
 	for range runtime.NumCPU() + 1 { // runs with pauses or weak devices mostly wait
 		wg.Go(func() {
@@ -223,13 +232,16 @@ func (s *timedSearch) nextRun() (commandRun, bool) {
 	if len(s.failed) > 0 {
 		return commandRun{}, false
 	}
-	if s.planFault != nil && s.passed[suiteRun] > 0 && faultShare*s.faults < s.n {
+	if s.planFault != nil && (s.passed[suiteRun] > 0 || s.isSuiteLate()) && faultShare*s.faults < s.n {
 		s.faults++
 		return s.planFault(s.faults - 1), true
 	}
 	s.n++
 	return s.plan(s.n - 1), true
 }
+
+// isSuiteLate reports whether the tests hang in checked mode. Runs with faults may then find the cause.
+func (s *timedSearch) isSuiteLate() bool { return time.Since(s.began) > s.o.within/3 }
 
 // runCommand executes a run until it ends or the search does.
 func (s *timedSearch) runCommand(ctx context.Context, out io.Writer, t commandRun) {
@@ -238,6 +250,50 @@ func (s *timedSearch) runCommand(ctx context.Context, out io.Writer, t commandRu
 		s.recordRunEnd(t, runEnd{err: err, output: text}, out)
 		return
 	}
+	if t.kind == sourceRun && s.source != nil {
+		s.recordRunEnd(t, s.source.wait(ctx), out)
+		return
+	}
+	e := s.executeRun(ctx, t)
+	if s.o.weak != "" && !e.killed && isTestFailure(e) {
+		e = s.executeRun(ctx, t)
+	}
+	s.recordRunEnd(t, e, out)
+}
+
+// startedRun is a run in the background.
+type startedRun struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed at the end
+	end    runEnd
+}
+
+func (s *timedSearch) startRun(t commandRun) *startedRun {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &startedRun{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		r.end = s.executeRun(ctx, t)
+	}()
+	return r
+}
+
+// wait returns the end of the run. It interrupts the run when ctx ends.
+func (r *startedRun) wait(ctx context.Context) runEnd {
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		r.stop()
+	}
+	return r.end
+}
+
+func (r *startedRun) stop() {
+	r.cancel()
+	<-r.done
+}
+
+func (s *timedSearch) executeRun(ctx context.Context, t commandRun) runEnd {
 	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGQUIT) } // prints the stacks
 	c.WaitDelay = 2 * time.Second
@@ -248,7 +304,15 @@ func (s *timedSearch) runCommand(ctx context.Context, out io.Writer, t commandRu
 	if err == nil && isNoTestsWarning(text) {
 		err = fmt.Errorf("no test matches %q", s.o.run)
 	}
-	s.recordRunEnd(t, runEnd{err, ctx.Err() != nil, time.Since(start), text}, out)
+	return runEnd{err, ctx.Err() != nil, time.Since(start), text}
+}
+
+// isTestFailure reports whether a run has ended with a failure of a test, but neither with a violation of the contract
+// nor with a panic. A limit of the test may have expired because the processor was busy, so only a failure in two runs
+// counts.
+func isTestFailure(e runEnd) bool {
+	return e.err != nil && bytes.Contains(e.output, []byte("--- FAIL: ")) &&
+		!bytes.Contains(e.output, []byte("panic: ")) && !bytes.Contains(e.output, []byte(": rule "))
 }
 
 // runEnd is the result of a run.

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -77,6 +79,44 @@ func TestSearchRunsInOrder(t *testing.T) {
 				t.Errorf("after a failure: got another run %v, %d failures, want false, 1", ok, len(s.failed))
 			}
 		})
+	}
+}
+
+// TestFailuresAreRepeated checks that a failure of a consumer's test counts if it occurs twice.
+func TestFailuresAreRepeated(t *testing.T) {
+	for _, tt := range []struct {
+		name, script string
+		want         bool
+	}{
+		{"one failure", `test -e "$0" && exit; touch "$0"; echo "--- FAIL: TestX"; exit 1`, false},
+		{"two failures", `echo "--- FAIL: TestX"; exit 1`, true},
+		{"a violation", `test -e "$0" && exit; touch "$0"; echo "loop0: rule x"; echo "--- FAIL: TestX"; exit 1`, true},
+		{"a panic", `test -e "$0" && exit; touch "$0"; echo "panic: x"; echo "--- FAIL: TestX"; exit 1`, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := &timedSearch{o: &commandOptions{weak: "d"}}
+			s.runCommand(t.Context(), io.Discard, commandRun{kind: weakRun, what: "a script",
+				argv: []string{"sh", "-c", tt.script, filepath.Join(t.TempDir(), "file")}})
+			if got := len(s.failed) > 0; got != tt.want {
+				t.Errorf("failures: got %v, want %v", s.failed, tt.want)
+			}
+		})
+	}
+}
+
+// TestStartedRunEnds checks that a run in the background ends by itself, and with the search.
+func TestStartedRunEnds(t *testing.T) {
+	s := &timedSearch{o: &commandOptions{}}
+	start := func(script string) *startedRun {
+		return s.startRun(commandRun{kind: sourceRun, argv: []string{"sh", "-c", script}})
+	}
+	if e := start("echo report; exit 1").wait(t.Context()); e.err == nil || e.killed || string(e.output) != "report\n" {
+		t.Errorf("a report: got %+v, want an error with the output", e)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if e := start("exec sleep 60").wait(ended); e.err == nil || !e.killed {
+		t.Errorf("at the end of the search: got %+v, want a killed run", e)
 	}
 }
 
