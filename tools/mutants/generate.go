@@ -101,6 +101,7 @@ var fileIdentityPattern = regexp.MustCompile(`^(inode|Ino|Dev|ino|dev|Rdev|nlink
 type sourceEdit struct {
 	from, to int
 	text     string
+	guard    *guard // nil if a build of several mutants cannot contain the mutant
 }
 
 // generateMutants derives the mutants of packages from their source, in the order of the source. root is the directory
@@ -142,7 +143,7 @@ func generateMutants(root string, dirs []string, collect func(*generator, *ast.F
 			return nil, fmt.Errorf("generate mutants: %s contains no package", d)
 		}
 		for _, f := range p.Syntax {
-			g := &generator{info: p.TypesInfo, fset: p.Fset, path: p.Fset.Position(f.Pos()).Filename}
+			g := &generator{pkg: p.Types, info: p.TypesInfo, fset: p.Fset, path: p.Fset.Position(f.Pos()).Filename}
 			g.file = d + "/" + filepath.Base(g.path)
 			if g.source, err = os.ReadFile(g.path); err != nil {
 				return nil, err
@@ -164,6 +165,7 @@ func generateMutants(root string, dirs []string, collect func(*generator, *ast.F
 
 // generator collects the mutants of one file.
 type generator struct {
+	pkg    *types.Package
 	info   *types.Info
 	fset   *token.FileSet
 	path   string
@@ -252,7 +254,7 @@ func (g *generator) addReplacement(kind string, from, to int, text string) {
 			file: g.file,
 			from: string(g.source[from:to]),
 		},
-		edit: &sourceEdit{from, to, text},
+		edit: &sourceEdit{from: from, to: to, text: text},
 	})
 }
 

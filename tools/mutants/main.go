@@ -27,6 +27,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -172,7 +173,9 @@ func main() {
 		return
 	}
 	r.healthy = map[testSelection]*baselineResult{}
-	r.run(all, unseen, *parallel, *budget)
+	if err := r.run(all, unseen, *parallel, *budget); err != nil {
+		printUsage(err)
+	}
 	fmt.Printf("%d mutants, %d not detected", r.detected+r.missed, r.missed)
 	if *generated || *ofDrivers {
 		fmt.Printf(", %d in unseen.txt, %d that do not compile, %d not started", r.unseen, r.invalid, r.left)
@@ -269,42 +272,68 @@ type baselineResult struct {
 	took time.Duration
 }
 
-func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budget time.Duration) {
+func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budget time.Duration) error {
 	began := time.Now()
-	queue := make(chan *mutant)
+	var chosen []*mutant
+	for i := range all {
+		if unseen[all[i].name] != "" && r.e2e == "" {
+			r.unseen++
+		} else {
+			chosen = append(chosen, &all[i])
+		}
+	}
+	combined, rest, err := combine(chosen)
+	if err != nil {
+		return err
+	}
+	suites, err := buildSuites(combined, r.limit)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(suites.dir)
+	var jobs []func()
+	for _, m := range combined.mutants {
+		jobs = append(jobs, func() { r.runMutant(m.mutant, func() (string, error) { return suites.run(m) }) })
+	}
+	for _, m := range rest {
+		jobs = append(jobs, func() { r.runMutant(m, func() (string, error) { return r.runSuites(m) }) })
+	}
+	queue := make(chan func())
 	var wg sync.WaitGroup
 	for range max(parallel, 1) {
 		wg.Go(func() {
-			for m := range queue {
-				r.runMutant(m)
+			for job := range queue {
+				job()
 			}
 		})
 	}
-	for i := range all {
-		m := &all[i]
-		switch {
-		case budget != 0 && time.Since(began) > budget:
+	for _, job := range jobs {
+		if budget != 0 && time.Since(began) > budget {
 			r.left++
-		case unseen[m.name] != "" && r.e2e == "":
-			r.unseen++
-		default:
-			queue <- m
+		} else {
+			queue <- job
 		}
 	}
 	close(queue)
 	wg.Wait()
+	return nil
 }
 
-// runMutant runs a mutant and prints the result.
-func (r *runner) runMutant(m *mutant) {
-	began := time.Now()
-	var how string
-	err := errPass
+// runSuites builds the tests with one mutant and runs them until one detects it.
+func (r *runner) runSuites(m *mutant) (how string, err error) {
+	err = errPass
 	for _, s := range m.testSuites() {
 		if how, err = m.runTests(s, r.runBaseline(s), r.limit); !errors.Is(err, errPass) {
 			break
 		}
 	}
+	return how, err
+}
+
+// runMutant runs the tests of a mutant and prints the result.
+func (r *runner) runMutant(m *mutant, test func() (how string, err error)) {
+	began := time.Now()
+	how, err := test()
 	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
 		r.e2eMu.Lock()
 		how, err = m.runEndToEndTests(r.e2e, err)
@@ -443,7 +472,10 @@ func withOverlay(replace map[string]string, f func(dir, overlay string) error) e
 		if err != nil {
 			return err
 		}
-		overlay.Replace[path] = filepath.Join(dir, filepath.Base(file))
+		overlay.Replace[path] = filepath.Join(dir, filepath.Clean("/"+file)) // the name in errors of the compiler
+		if err := os.MkdirAll(filepath.Dir(overlay.Replace[path]), 0o755); err != nil {
+			return err
+		}
 		if err := os.WriteFile(overlay.Replace[path], []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -469,48 +501,54 @@ func (t testSelection) runSelectedTests(replace map[string]string, limit time.Du
 	err error) {
 	err = withOverlay(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
-		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
-		build.Dir = t.pkg // the package may belong to another module
-		// Some tests need a test binary without cgo. With CGO_ENABLED=0 these tests use this binary, which contains the
-		// mutant. Otherwise they would build another binary, without the mutant.
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if b, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", errBuild, b)
+		if err := t.compile(overlay, bin); err != nil {
+			return err
 		}
 		running.Lock()
 		defer running.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run, "-test.skip", t.skip,
-			fmt.Sprintf("-test.short=%v", t.short))
-		c.Dir = t.pkg
-		// Without RAPID_NOFAILFILE, failing property tests would save their cases in the working tree.
-		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true")
-		// The signal also ends the processes that the tests have started.
-		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
-		c.WaitDelay = time.Second
-		b, err := c.CombinedOutput()
-		out = string(b)
-		if c.Process != nil {
-			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
-		}
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: the tests still run after %v", errHangs, limit)
-		}
+		var err error
+		out, err = t.execute(bin, limit, nil)
 		return err
 	})
 	return out, err
 }
 
-// findFailedTest returns the name of the failed test in the output.
+// execute runs the tests of a binary until one fails. env and args are added to the environment and the arguments.
+func (t testSelection) execute(bin string, limit time.Duration, env []string, args ...string) (out string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	c := exec.CommandContext(ctx, bin, append(args, "-test.failfast", "-test.run", t.run, "-test.skip", t.skip,
+		fmt.Sprintf("-test.short=%v", t.short))...)
+	c.Dir = t.pkg
+	// Without RAPID_NOFAILFILE, failing property tests would save their cases in the working tree.
+	c.Env = append(append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true"), env...)
+	// The signal also ends the processes that the tests have started.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	c.WaitDelay = time.Second
+	b, err := c.CombinedOutput()
+	if c.Process != nil {
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%w: the tests still run after %v", errHangs, limit)
+	}
+	return string(b), err
+}
+
+// findFailedTest returns the name of the failed test in the output, or of its first failed subtest.
 func findFailedTest(out string) string {
+	found := ""
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "--- FAIL: ") || strings.HasPrefix(line, "panic: ") ||
-			strings.HasPrefix(line, "leaktest: ") {
-			return strings.TrimPrefix(line, "--- FAIL: ")
+		name, isTest := strings.CutPrefix(line, "--- FAIL: ")
+		parent, _, _ := strings.Cut(found, " ")
+		switch {
+		case isTest && (found == "" || strings.HasPrefix(name, parent+"/")):
+			found = name
+		case found == "" && (strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "leaktest: ")):
+			return line
 		}
 	}
-	return "a failure"
+	return cmp.Or(found, "a failure")
 }
