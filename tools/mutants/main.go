@@ -75,7 +75,6 @@ type mutant struct {
 type testSelection struct {
 	pkg   string
 	run   string // pattern of the names of the tests; "" selects all
-	skip  string // pattern of the names of tests that do not run
 	short bool   // run the tests with -short
 }
 
@@ -517,7 +516,7 @@ func (t testSelection) runSelectedTests(replace map[string]string, limit time.Du
 func (t testSelection) execute(bin string, limit time.Duration, env []string, args ...string) (out string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	c := exec.CommandContext(ctx, bin, append(args, "-test.failfast", "-test.run", t.run, "-test.skip", t.skip,
+	c := exec.CommandContext(ctx, bin, append(args, "-test.failfast", "-test.run", t.run,
 		fmt.Sprintf("-test.short=%v", t.short))...)
 	c.Dir = t.pkg
 	// Without RAPID_NOFAILFILE, failing property tests would save their cases in the working tree.
