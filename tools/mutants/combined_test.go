@@ -119,7 +119,7 @@ func TestNamed(t *testing.T) { named(2) }
 	if err != nil {
 		t.Fatal(err)
 	}
-	suites, err := buildSuites(b, time.Minute)
+	suites, err := buildSuites(b, time.Minute, false)
 	if err != nil {
 		t.Fatal(err)
 	}

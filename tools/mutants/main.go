@@ -135,6 +135,7 @@ func main() {
 	budget := flag.Duration("budget", 0, "start no mutant after this `duration` (0 means no limit)")
 	flag.DurationVar(&r.limit, "limit", 90*time.Second, "maximum `duration` of the tests of one mutant")
 	flag.StringVar(&r.e2e, "e2e", "", "`pattern` of the end-to-end tests for mutants that unit tests do not detect")
+	flag.BoolVar(&r.short, "short", false, "with -drivers, run only the tests with -short")
 	parallel := flag.Int("parallel", 2, "`number` of mutants, of different packages, that run concurrently")
 	flag.Parse()
 	re, err := regexp.Compile(*run)
@@ -255,6 +256,7 @@ func readUndetectableMutants(path string, all []mutant) (map[string]string, erro
 type runner struct {
 	limit time.Duration
 	e2e   string
+	short bool
 
 	mu      sync.Mutex
 	healthy map[testSelection]*baselineResult
@@ -285,7 +287,7 @@ func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budge
 	if err != nil {
 		return err
 	}
-	suites, err := buildSuites(combined, r.limit)
+	suites, err := buildSuites(combined, r.limit, r.short)
 	if err != nil {
 		return err
 	}

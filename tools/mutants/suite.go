@@ -47,15 +47,16 @@ type builtSuites struct {
 	dir    string
 	suites map[testSelection]*suite
 	limit  time.Duration
+	short  bool // run only the tests with -short
 }
 
 // buildSuites compiles the tests of the mutants. The caller removes the directory of the binaries.
-func buildSuites(b *build, limit time.Duration) (*builtSuites, error) {
+func buildSuites(b *build, limit time.Duration, short bool) (*builtSuites, error) {
 	dir, err := os.MkdirTemp("", "verbena-mutants-")
 	if err != nil {
 		return nil, err
 	}
-	s := &builtSuites{build: b, dir: dir, suites: map[testSelection]*suite{}, limit: limit}
+	s := &builtSuites{build: b, dir: dir, suites: map[testSelection]*suite{}, limit: limit, short: short}
 	locks := map[string]*sync.Mutex{}
 	err = withOverlay(b.files, func(_, overlay string) error {
 		for _, m := range b.mutants {
@@ -115,6 +116,7 @@ func (s *suite) measure(limit time.Duration) ([]*unit, error) {
 			}
 			s.units = append(s.units, u)
 		}
+		fmt.Printf("%s: %d tests take %.1fs without a mutant\n", s.pkg, len(s.units), sumTook(s.units).Seconds())
 		if len(s.units) == 0 {
 			s.err = fmt.Errorf("%s: no test passes without a mutant", s.pkg)
 		}
@@ -207,6 +209,9 @@ var errUnreached = errors.New("no test executes this code")
 func (s *builtSuites) run(m numberedMutant) (how string, err error) {
 	err = errUnreached
 	for _, short := range []bool{true, false} {
+		if s.short && !short {
+			break
+		}
 		var units []*unit
 		for _, t := range m.testSuites() {
 			if t.short != short {
