@@ -84,7 +84,7 @@ func (c *CQ) notifyOrModerate() {
 	c.due++
 	if c.due < c.count {
 		if c.due == 1 && c.period > 0 {
-			c.timer = time.AfterFunc(c.period, c.notifyAfterModerationPeriod)
+			c.startModerationPeriod()
 		}
 		return
 	}
@@ -100,12 +100,19 @@ func (c *CQ) raiseCompletion() {
 	c.obj.Completed()
 }
 
-func (c *CQ) notifyAfterModerationPeriod() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timer != nil {
-		c.raiseCompletion()
-	}
+// startModerationPeriod reports the delayed completions when the period has passed, unless they are reported earlier.
+//
+//verbena:held mu
+func (c *CQ) startModerationPeriod() {
+	var timer *time.Timer
+	timer = time.AfterFunc(c.period, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.timer == timer { // Stop does not wait for a function that has begun
+			c.raiseCompletion()
+		}
+	})
+	c.timer = timer
 }
 
 // Moderate implements ib.CQModerator.

@@ -352,6 +352,20 @@ func testCQModeration(e *testEnv) {
 			to.period),
 			func() bool { return int(calls.Load()) == 4+i })
 	}
+	const period = 20 * time.Millisecond
+	e.must("moderate", p.cqs[1].Moderate(2, period))
+	arm()
+	p.exchangeMessage(0, 20, 8)
+	time.Sleep(period / 2)
+	p.exchangeMessage(0, 21, 8)
+	e.eventually("the notification after 2 completions", func() bool { return calls.Load() == 8 })
+	arm()
+	began := time.Now()
+	p.exchangeMessage(0, 22, 8)
+	e.eventually("the notification after the period", func() bool { return calls.Load() == 9 })
+	if took := time.Since(began); took < period {
+		e.Errorf("notification of 1 of 2 completions after %v, want %v: the delay began with an earlier notification", took, period)
+	}
 	e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
 	arm()
 	p.exchangeMessage(0, 6, 8) // a notification is in flight when the objects are destroyed

@@ -21,6 +21,9 @@
 // With -drivers the command derives defects of all kinds from the source of the drivers (anywhere.go). The contract
 // suite with its reference model, or else the driver's own tests, must detect these defects. For these defects, a
 // test that hangs counts as a detection. unseen-drivers.txt lists the mutants that no test can detect.
+// One binary per package contains all these mutants (combined.go). The command first records the mutants whose place
+// each test executes. For a mutant it runs only the tests that execute its place, the fastest first (suite.go). The
+// tests without -short run last, and with -short not at all.
 //
 // With -e2e, the matching end-to-end tests run as root with each mutant that the unit tests do not detect.
 package main
