@@ -146,6 +146,14 @@ func TestHardwareStates(t *testing.T) {
 		if _, err := hw.Probe(); !errors.Is(err, syscall.EIO) || hw.Device() != nil {
 			t.Errorf("a device of a dead adapter: %v", err)
 		}
+		hw = NewHardware(Config{Layout: layout.Layout{}, Name: "rxe0", Addrs: ips("10.0.0.1"), Network: b.net})
+		hw.Hang()
+		d, err := hw.Probe() // plugged in anew
+		if err != nil || hw.State() != driver.Running {
+			t.Errorf("Probe of a hung adapter: got error %v and state %v, want no error and %v", err, hw.State(), driver.Running)
+		} else {
+			check(t, d.Close())
+		}
 	})
 }
 

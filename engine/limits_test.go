@@ -14,18 +14,21 @@ import (
 	"verbena/ib"
 	"verbena/link/simnet"
 	"verbena/netdev"
+	"verbena/uapi"
 	"verbena/umem"
 )
 
 // frugal is a program whose queues may take so much memory, in bytes.
 type frugal struct {
 	*program
-	left uint64
+	left  uint64
+	calls int // number of allocations
+	fails int // the allocation that fails, counted from 1; 0: none
 }
 
 func (f *frugal) AllocShared(size int) (ib.Shared, error) {
 	n := (uint64(size) + umem.PageSize - 1) &^ (umem.PageSize - 1)
-	if n > f.left {
+	if f.calls++; n > f.left || f.calls == f.fails {
 		return ib.Shared{}, fmt.Errorf("%d bytes, %d are left: %w", size, f.left, syscall.ENOMEM)
 	}
 	s, err := f.program.AllocShared(size)
@@ -59,7 +62,7 @@ func newLimited(t *testing.T, memory uint64) *limited {
 	if memory == 0 {
 		left = 1 << 40
 	}
-	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: &frugal{newProgram(t), left}, Out: make([]byte, 64)}}
+	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: &frugal{program: newProgram(t), left: left}, Out: make([]byte, 64)}}
 	check(t, ops{d}.AllocUserContext(&l.u))
 	l.pd, err = ibuser.AllocPD(l.dev, &l.u)
 	check(t, err)
@@ -326,4 +329,99 @@ func TestAddressHandleLimit(t *testing.T) {
 	for _, ah := range all {
 		check(t, ah.Destroy())
 	}
+}
+
+// TestFailedCallsLeaveNothing makes calls fail in each way: at each of their allocations, without a free number, and
+// where the object forbids the change. A failed call leaves no memory, no number and no object.
+func TestFailedCallsLeaveNothing(t *testing.T) {
+	l := newLimited(t, 0)
+	d, f := deviceOf(l.pd), l.u.Context.(*frugal)
+	call := func() *ib.Udata { return &ib.Udata{Context: f, In: make([]byte, 64), Out: make([]byte, 64)} }
+	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 50}, call())
+	check(t, err)
+	srq, err := ibuser.CreateSRQ(l.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 50, MaxSGE: 1}}, call())
+	check(t, err)
+	defer func() {
+		check(t, srq.Destroy())
+		check(t, cq.Destroy())
+	}()
+	for range 20 {
+		cqOf(cq).post(&uapi.WC{}, false)
+	}
+	type objects struct {
+		memory    uint64
+		counts    [numCounted]uint32
+		qps, srqs int
+	}
+	present := func() (o objects) {
+		o.memory = f.left
+		for k := range o.counts {
+			o.counts[k] = d.context(&l.u).counts.now[k].Load()
+		}
+		o.qps, o.srqs = len(slices.Collect(d.qps.all())), len(slices.Collect(d.srqs.all()))
+		return o
+	}
+	for _, c := range []struct {
+		name    string
+		call    func() (destroy func() error, err error)
+		exhaust func() (restore func()) // takes the last number; nil if the object has none
+		fails   bool                    // also without a failed allocation
+	}{
+		{"create CQ", func() (func() error, error) {
+			cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 1}, call())
+			return func() error { return cq.Destroy() }, err
+		}, nil, false},
+		{"create QP", func() (func() error, error) {
+			qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: userCap}, call())
+			return func() error { return qp.Destroy() }, err
+		}, func() func() { return exhaust(&d.qps) }, false},
+		{"create SRQ", func() (func() error, error) {
+			srq, err := ibuser.CreateSRQ(l.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}, call())
+			return func() error { return srq.Destroy() }, err
+		}, func() func() { return exhaust(&d.srqs) }, false},
+		{"resize CQ below its completions", func() (func() error, error) {
+			return nil, ibuser.ResizeCQ(cq, 10, call())
+		}, nil, true},
+		{"resize SRQ below its limit", func() (func() error, error) {
+			return nil, ibuser.ModifySRQ(srq, ib.SRQAttr{MaxWR: 10, Limit: 100}, ib.SRQAttrMaxWR|ib.SRQAttrLimit, call())
+		}, nil, true},
+	} {
+		before := present()
+		unchanged := func(how string, err error) {
+			t.Helper()
+			if now := present(); err == nil || now != before {
+				t.Errorf("%s %s: got error %v and %+v, want an error and %+v", c.name, how, err, now, before)
+			}
+		}
+		for n := 1; ; n++ {
+			f.calls, f.fails = 0, n
+			destroy, err := c.call()
+			if f.calls < n { // it makes fewer allocations
+				if f.fails = 0; c.fails {
+					unchanged("", err)
+					break
+				}
+				check(t, err)
+				check(t, destroy())
+				unchanged("and destroy", errUnchanged)
+				break
+			}
+			unchanged(fmt.Sprintf("without allocation %d", n), err)
+		}
+		if c.exhaust != nil {
+			restore := c.exhaust()
+			_, err := c.call()
+			restore()
+			unchanged("without a number", err)
+		}
+	}
+}
+
+var errUnchanged = errors.New("a call has succeeded and has been undone")
+
+// exhaust leaves no free number in a table until restore is called.
+func exhaust[T any](of *table[T]) (restore func()) {
+	limit, freed, head := of.limit, of.freed, of.head
+	of.limit, of.freed, of.head = of.first+of.fresh, nil, 0
+	return func() { of.limit, of.freed, of.head = limit, freed, head }
 }

@@ -117,7 +117,6 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		bit ib.QPAttrMask
 		set func()
 	}{
-		{ib.QPAttrEnSQDAsyncNotify, func() { qp.attr.EnSQDAsyncNotify = a.EnSQDAsyncNotify }},
 		{ib.QPAttrAccessFlags, func() { qp.attr.AccessFlags = a.AccessFlags }},
 		{ib.QPAttrPKeyIndex, func() { qp.attr.PKeyIndex = a.PKeyIndex }},
 		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},

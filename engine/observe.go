@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"net/netip"
 
 	"verbena/driver"
@@ -85,11 +84,7 @@ func (r *requester) violation(w *sendWQE, status uapi.WCStatus) driver.Violation
 // requestViolation returns the rule of check that a work request violates.
 func (r *requester) requestViolation(w *sendWQE) driver.Violation {
 	qp := r.qp
-	inline := w.Flags&uapi.SendInline != 0
-	length := w.Length
-	if !inline {
-		length = cmp.Or(uint64(queue.Length(w.SGEs)), w.Length) // the check has dropped the elements of a long message
-	}
+	inline, length := w.Flags&uapi.SendInline != 0, w.Length
 	kind := kindOf(qp.typ, w.Opcode)
 	single := kind == transport.Read || kind == transport.Atomic
 	switch {

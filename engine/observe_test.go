@@ -10,6 +10,7 @@ import (
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
+	"verbena/umem"
 )
 
 // observed is a driver.Observer that keeps the reports of both devices.
@@ -50,7 +51,8 @@ func TestObserveFailures(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		conn    conn
-		recv    int // bytes of a receive; 0: none
+		recv    int  // bytes of a receive; 0: none
+		lost    bool // the first transmission is lost
 		wr      func(b *bench) ib.SendWR
 		status  uapi.WCStatus
 		local   driver.Rule // expected in the failed completion
@@ -72,6 +74,24 @@ func TestObserveFailures(t *testing.T) {
 		{name: "no receive", conn: conn{rnrRetry: 2, rnrTimer: 1}, wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
 		}, status: uapi.WCRNRRetryExcErr, refused: driver.RuleNoReceive},
+		{name: "no receive after a loss", conn: conn{rnrRetry: 2, rnrTimer: 1}, lost: true, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
+		}, status: uapi.WCRNRRetryExcErr, refused: driver.RuleNoReceive},
+		{name: "remote key of another domain", wr: func(b *bench) ib.SendWR {
+			mr := b.b.regMR(b.b.newPD(), allAccess)
+			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: mr.RKey()}
+		}, status: uapi.WCRemAccessErr, refused: driver.RuleDomain},
+		{name: "local key of another domain", wr: func(b *bench) ib.SendWR {
+			mr := b.a.regMR(b.a.newPD(), allAccess)
+			return ib.SendWR{Opcode: ib.WRSend, SGList: []ib.SGE{{Addr: b.a.addr, Length: 8, LKey: mr.LKey()}}}
+		}, status: uapi.WCLocProtErr, local: driver.RuleDomain},
+		{name: "message length, with all elements", wr: func(b *bench) ib.SendWR {
+			const piece = maxMsgSize/4 + 1
+			mr, err := b.a.pd.RegMR(ib.MRInit{Space: umem.NewLocal(), Length: piece, Access: ib.AccessOnDemand})
+			check(b.t, err)
+			b.a.mrs = append(b.a.mrs, mr)
+			return ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat([]ib.SGE{{Length: piece, LKey: mr.LKey()}}, 4)}
+		}, status: uapi.WCLocLenErr, local: driver.RuleMessageLength, limit: maxMsgSize},
 		{name: "unaligned atomic", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr + 1, RKey: b.b.mr.RKey()}
 		}, status: uapi.WCRemInvReqErr, refused: driver.RuleAlignment},
@@ -102,6 +122,10 @@ func TestObserveFailures(t *testing.T) {
 				}
 				wr := c.wr(b)
 				wr.ID = 1
+				if c.lost {
+					b.net.SetLink(addrB, false)
+					time.AfterFunc(roce.AckTimeout(14).Duration()/2, func() { b.net.SetLink(addrB, true) })
+				}
 				b.a.send(wr)
 				b.a.expect(ib.WC{ID: 1, Status: c.status})
 				o.mu.Lock()
@@ -213,9 +237,15 @@ func TestObserveDrops(t *testing.T) {
 		if d.Reason != driver.DropState || d.QP.State != ib.QPReset || d.QP.Num != b.b.qp.Num() || d.Source != addrA {
 			t.Errorf("packets to a QP in RESET: got %+v, want reason %d", d, driver.DropState)
 		}
-		o.dropped = nil
+		o.dropped, o.states = nil, nil
 		o.mu.Unlock()
 		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+		toInit(t, b.a.qp, c)
+		o.mu.Lock()
+		if n := len(o.states); n != 2 || o.states[1].To != ib.QPInit || o.states[1].QP.Peer.IsValid() {
+			t.Errorf("changes of state from ERR to INIT: got %+v, want the second without a peer", o.states)
+		}
+		o.mu.Unlock()
 		toRTR(t, b.a.qp, b.b.dev, 0x4242, c)
 		toRTS(t, b.a.qp, c)
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend})

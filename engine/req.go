@@ -439,6 +439,7 @@ func (r *requester) check(w *sendWQE) {
 		w.length = int(w.Length)
 	} else {
 		w.length = queue.Length(w.SGEs)
+		w.Length = uint64(w.length) // for requestViolation
 		if w.NumSGE > qp.cap.MaxSendSGE {
 			w.status = uapi.WCLocQPOpErr
 		} else if w.length > maxMsgSize {

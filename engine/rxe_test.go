@@ -511,6 +511,7 @@ func firstDifference(a, b []byte) int {
 
 // The driver's sides of a consumer's objects.
 func qpOf(qp *ib.QP) *QP   { return deviceOf(qp).obj.QP(qp).(*QP) }
+func cqOf(c *ib.CQ) *cq    { return deviceOf(c).obj.CQ(c).(*cq) }
 func srqOf(s *ib.SRQ) *srq { return deviceOf(s).obj.SRQ(s).(*srq) }
 func mwOf(w *ib.MW) *mw    { return deviceOf(w).obj.MW(w).(*mw) }
 

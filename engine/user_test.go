@@ -322,9 +322,17 @@ func TestUserErrorIdle(t *testing.T) {
 		u.rq.post(u.recvWQE(2))
 		testutil.AdvanceTime(reflushPeriod<<reflushPatience + time.Millisecond)
 		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
-		u.rq.post(u.recvWQE(3))
-		testutil.AdvanceTime(reflushPeriod + time.Millisecond)
-		u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr})
+		for _, post := range []func(id uint64){ // either queue shortens the period again
+			func(id uint64) { u.rq.post(u.recvWQE(id)) }, func(id uint64) { u.sq.post(u.wqe(id, uapi.WRSend, 0)) },
+		} {
+			testutil.AdvanceTime(15 * time.Second)
+			post(3)
+			testutil.AdvanceTime(reflushPeriod<<reflushPatience + time.Millisecond)
+			u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr})
+			post(4)
+			testutil.AdvanceTime(reflushPeriod + time.Millisecond)
+			u.expect(uapi.WC{WRID: 4, Status: uapi.WCWRFlushErr})
+		}
 		u.close()
 		b.close()
 	})
