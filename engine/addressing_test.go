@@ -124,6 +124,17 @@ func TestSetInterface(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, "10.0.0.1", "fd00::1", eth0LinkLocal)
 		defer h.close()
+		pd, err := h.dev.IB().AllocPD()
+		check(t, err)
+		cq, err := h.dev.IB().CreateCQ(ib.CQInit{Entries: 1})
+		check(t, err)
+		ud, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: userCap})
+		check(t, err)
+		defer func() {
+			check(t, ud.Destroy())
+			check(t, cq.Destroy())
+			check(t, pd.Dealloc())
+		}()
 		for _, s := range []step{
 			{"as at first", up, []string{"10.0.0.1", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.1", "fd00::1"}, nil},
 			{"one added", up, []string{"10.0.0.1", "10.0.0.2", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.1", "fd00::1",
@@ -188,6 +199,9 @@ func TestSetInterface(t *testing.T) {
 			mtu := map[int]ib.MTU{0: ib.MTU256, 1500: ib.MTU1024, 9000: ib.MTU4096}[i.MTU]
 			if port.State != state || int(port.PhysState) != phys || port.ActiveMTU != mtu {
 				t.Errorf("%s: port state %v, %d, MTU %v", s.name, port.State, port.PhysState, port.ActiveMTU)
+			}
+			if a, _, err := ud.Query(ib.QPAttrPathMTU); err != nil || a.PathMTU != mtu {
+				t.Errorf("%s: Query of a UD QP: got MTU %v and error %v, want %v and no error", s.name, a.PathMTU, err, mtu)
 			}
 		}
 		if n := h.dev.Stats()["link_downed"]; n != 2 {

@@ -352,11 +352,18 @@ func TestFailedCallsLeaveNothing(t *testing.T) {
 		memory    uint64
 		counts    [numCounted]uint32
 		qps, srqs int
+		listed    int // queue pairs in the directory of the program
 	}
 	present := func() (o objects) {
 		o.memory = f.left
+		ctx := d.context(&l.u)
 		for k := range o.counts {
-			o.counts[k] = d.context(&l.u).counts.now[k].Load()
+			o.counts[k] = ctx.counts.now[k].Load()
+		}
+		for _, qp := range ctx.dir.qps {
+			if qp != nil {
+				o.listed++
+			}
 		}
 		o.qps, o.srqs = len(slices.Collect(d.qps.all())), len(slices.Collect(d.srqs.all()))
 		return o

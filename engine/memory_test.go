@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"verbena/driver"
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/link"
@@ -67,19 +68,23 @@ func TestMemoryGone(t *testing.T) {
 		op               ib.WROpcode
 		atA              bool // whose memory is gone
 		sender, receiver ib.WCStatus
+		refused          bool // a request that the receiver refuses follows
 	}{
-		{"gather of a send", ib.WRSend, true, ib.WCLocProtErr, ib.WCSuccess},
-		{"gather of a write", ib.WRRDMAWrite, true, ib.WCLocProtErr, ib.WCSuccess},
-		{"scatter of a read", ib.WRRDMARead, true, ib.WCLocProtErr, ib.WCSuccess},
-		{"scatter of an atomic", ib.WRAtomicFetchAdd, true, ib.WCLocProtErr, ib.WCSuccess},
-		{"scatter of a send", ib.WRSend, false, ib.WCRemOpErr, ib.WCLocProtErr},
-		{"target of a write", ib.WRRDMAWrite, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
-		{"target of a write with immediate", ib.WRRDMAWriteWithImm, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
-		{"source of a read", ib.WRRDMARead, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
-		{"target of an atomic", ib.WRAtomicFetchAdd, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
+		{"gather of a send", ib.WRSend, true, ib.WCLocProtErr, ib.WCSuccess, false},
+		{"gather of a write", ib.WRRDMAWrite, true, ib.WCLocProtErr, ib.WCSuccess, false},
+		{"scatter of a read", ib.WRRDMARead, true, ib.WCLocProtErr, ib.WCSuccess, false},
+		{"scatter of an atomic", ib.WRAtomicFetchAdd, true, ib.WCLocProtErr, ib.WCSuccess, false},
+		{"scatter of a send", ib.WRSend, false, ib.WCRemOpErr, ib.WCLocProtErr, false},
+		{"target of a write", ib.WRRDMAWrite, false, ib.WCRemAccessErr, ib.WCWRFlushErr, false},
+		{"target of a write with immediate", ib.WRRDMAWriteWithImm, false, ib.WCRemAccessErr, ib.WCWRFlushErr, false},
+		{"source of a read", ib.WRRDMARead, false, ib.WCRemAccessErr, ib.WCWRFlushErr, false},
+		{"target of an atomic", ib.WRAtomicFetchAdd, false, ib.WCRemAccessErr, ib.WCWRFlushErr, false},
+		{"source of a read before a refused request", ib.WRRDMARead, false, ib.WCRemAccessErr, ib.WCWRFlushErr, true},
 	} {
 		both := func(t *testing.T, size int) {
 			eachNetwork(t, func(t *testing.T, s setup) {
+				o := &observed{}
+				s.observer = o
 				b := newBench(t, s)
 				b.connect(conn{})
 				ua, ma := register(b.a)
@@ -97,9 +102,22 @@ func TestMemoryGone(t *testing.T) {
 				}
 				wr := ib.SendWR{ID: 1, Opcode: c.op, RemoteAddr: b.b.addr, RKey: mb.RKey(),
 					SGList: []ib.SGE{{Addr: b.a.addr, Length: uint32(size), LKey: ma.LKey()}}}
-				b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite})
+				next := ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite}
+				if c.refused {
+					next = ib.SendWR{ID: 2, Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr + 1}
+				}
+				b.a.send(wr, next)
 				b.a.expect(ib.WC{ID: 1, Status: c.sender}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
 				synctest.Wait()
+				o.mu.Lock()
+				rule := o.failed[0].Violation.Rule
+				if !c.atA && len(o.refused) > 0 {
+					rule = o.refused[0].Violation.Rule
+				}
+				o.mu.Unlock()
+				if rule != driver.RuleMemory && !c.refused {
+					t.Errorf("violated rule: got %d, want %d", rule, driver.RuleMemory)
+				}
 				if c.receiver == ib.WCSuccess {
 					b.b.none()
 				} else {

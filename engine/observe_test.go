@@ -57,20 +57,21 @@ func TestObserveFailures(t *testing.T) {
 		status  uapi.WCStatus
 		local   driver.Rule // expected in the failed completion
 		refused driver.Rule // expected in the refused request; RuleUnknown: no refusal
-		limit   uint64      // expected Violation.Limit
+		limit   uint64      // expected Violation.Limit; 0: any
+		length  uint64      // expected Violation.Length; 0: any
 	}{
 		{name: "unknown remote key", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey() + 1}
 		}, status: uapi.WCRemAccessErr, refused: driver.RuleKey},
 		{name: "remote range", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr + far, RKey: b.b.mr.RKey()}
-		}, status: uapi.WCRemAccessErr, refused: driver.RuleRange, limit: 1 << 16},
+		}, status: uapi.WCRemAccessErr, refused: driver.RuleRange, limit: 1 << 16, length: 8},
 		{name: "right of the queue pair", conn: conn{access: ib.AccessRemoteRead}, wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
 		}, status: uapi.WCRemInvReqErr, refused: driver.RuleQPRight},
 		{name: "short receive", recv: 16, wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
-		}, status: uapi.WCRemInvReqErr, refused: driver.RuleReceiveLength, limit: 16},
+		}, status: uapi.WCRemInvReqErr, refused: driver.RuleReceiveLength, limit: 16, length: 32},
 		{name: "no receive", conn: conn{rnrRetry: 2, rnrTimer: 1}, wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
 		}, status: uapi.WCRNRRetryExcErr, refused: driver.RuleNoReceive},
@@ -91,7 +92,7 @@ func TestObserveFailures(t *testing.T) {
 			check(b.t, err)
 			b.a.mrs = append(b.a.mrs, mr)
 			return ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat([]ib.SGE{{Length: piece, LKey: mr.LKey()}}, 4)}
-		}, status: uapi.WCLocLenErr, local: driver.RuleMessageLength, limit: maxMsgSize},
+		}, status: uapi.WCLocLenErr, local: driver.RuleMessageLength, limit: maxMsgSize, length: maxMsgSize + 4},
 		{name: "unaligned atomic", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr + 1, RKey: b.b.mr.RKey()}
 		}, status: uapi.WCRemInvReqErr, refused: driver.RuleAlignment},
@@ -106,10 +107,10 @@ func TestObserveFailures(t *testing.T) {
 		}, status: uapi.WCLocProtErr, local: driver.RuleKey},
 		{name: "local range", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(far, 8)}
-		}, status: uapi.WCLocProtErr, local: driver.RuleRange, limit: 1 << 16},
+		}, status: uapi.WCLocProtErr, local: driver.RuleRange, limit: 1 << 16, length: 8},
 		{name: "atomic of 4 bytes", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 4), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
-		}, status: uapi.WCLocLenErr, local: driver.RuleAtomicLength, limit: 8},
+		}, status: uapi.WCLocLenErr, local: driver.RuleAtomicLength, limit: 8, length: 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachNetwork(t, func(t *testing.T, s setup) {
@@ -151,8 +152,8 @@ func TestObserveFailures(t *testing.T) {
 				} else if len(o.refused) != 0 {
 					t.Errorf("refused requests: got %+v, want none", o.refused)
 				}
-				if c.limit != 0 && v.Limit != c.limit {
-					t.Errorf("violation: got %+v, want limit %d", v, c.limit)
+				if c.limit != 0 && v.Limit != c.limit || c.length != 0 && v.Length != c.length {
+					t.Errorf("violation: got %+v, want limit %d and length %d", v, c.limit, c.length)
 				}
 				if c.conn.rnrRetry != 0 && (f.Attempts != 3 || len(o.refused) != 3) {
 					t.Errorf("after 2 RNR retries: got %d attempts and %d RNR NAKs, want 3 and 3", f.Attempts, len(o.refused))

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"verbena/ib"
@@ -211,4 +212,23 @@ func keepPass(t *testing.T, keep bool) (runs int, rests bool) {
 		b.a.expect(ib.WC{ID: uint64(i), Opcode: ib.WCRDMAWrite})
 	}
 	return runs, rests
+}
+
+// TestAnswerBeforeDestroy tests that the acknowledgement of a request is sent if the queue pair is destroyed in the same
+// run.
+func TestAnswerBeforeDestroy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{shortcut: true})
+		b.connect(conn{timeout: 14, retry: 1})
+		destroyed := make(chan error, 1)
+		qpOf(b.b.qp).exclusively(func(*pass) { // both wait until it returns
+			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
+			go func() { destroyed <- b.b.qp.Destroy() }()
+			synctest.Wait()
+		})
+		check(t, <-destroyed)
+		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
+		b.b.qp = b.b.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
+		b.close()
+	})
 }
