@@ -260,6 +260,11 @@ func TestSRQResize(t *testing.T) {
 				t.Fatalf("receive %d: %+v", 4+i, wc)
 			}
 		}
+		room := uint32(srqOf(x.srq).queue.Capacity())
+		check(t, x.srq.Modify(ib.SRQAttr{Limit: room}, ib.SRQAttrLimit))
+		if err := x.srq.Modify(ib.SRQAttr{Limit: room + 1}, ib.SRQAttrLimit); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("modify SRQ with room for %d to a limit of %d: got %v, want EINVAL", room, room+1, err)
+		}
 	})
 }
 

@@ -78,14 +78,17 @@ func singleThreadSeeds(e *testEnv) int {
 	return max(1, seedCount(e)/fewerSeeds)
 }
 
-// maxShortenRuns limits the runs that shorten a failing sequence.
+// maxShortenRuns limits the runs that shorten a failing sequence. With -short there are fewer.
 const maxShortenRuns = 400
 
 func testModelSequences(e *testEnv) {
-	known := modeltest.NewDriverFeatures()
+	known, shorten := modeltest.NewDriverFeatures(), maxShortenRuns
+	if testing.Short() {
+		shorten /= 20
+	}
 	for i := range singleThreadSeeds(e) {
 		seed := *modelSeed + uint64(i)
-		f := modeltest.Run(modelFactory(e, seed, known), seed, *modelSteps, maxShortenRuns)
+		f := modeltest.Run(modelFactory(e, seed, known), seed, *modelSteps, shorten)
 		if f != nil {
 			e.Fatalf("%v\nrun it again: %s", f, repeatSeedCommand(e, seed))
 		}
