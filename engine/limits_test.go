@@ -62,7 +62,8 @@ func newLimited(t *testing.T, memory uint64) *limited {
 	if memory == 0 {
 		left = 1 << 40
 	}
-	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: &frugal{program: newProgram(t), left: left}, Out: make([]byte, 64)}}
+	f := &frugal{program: newProgram(t), left: left}
+	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: f, Out: make([]byte, 64)}}
 	check(t, ops{d}.AllocUserContext(&l.u))
 	l.pd, err = ibuser.AllocPD(l.dev, &l.u)
 	check(t, err)

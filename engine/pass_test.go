@@ -214,8 +214,8 @@ func keepPass(t *testing.T, keep bool) (runs int, rests bool) {
 	return runs, rests
 }
 
-// TestAnswerBeforeDestroy tests that the acknowledgement of a request is sent if the queue pair is destroyed in the same
-// run.
+// TestAnswerBeforeDestroy tests that the acknowledgement of a request is sent if the same run also destroys the queue
+// pair.
 func TestAnswerBeforeDestroy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{shortcut: true})

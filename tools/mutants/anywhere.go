@@ -21,7 +21,8 @@ var driverPackages = []driverPackage{
 	{"driver/rxe/layout", rxeTests},
 }
 
-// rxeTests lists the tests with -short first. The others run only with mutants that the tests with -short do not detect.
+// rxeTests lists the tests with -short first. The others run only with mutants that the tests with -short do not
+// detect.
 var rxeTests = []testSelection{
 	{pkg: "engine/transport", run: ".", short: true},
 	{pkg: "driver/rxe/layout", run: ".", short: true},

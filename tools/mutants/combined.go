@@ -19,7 +19,7 @@ const switchPackage = "internal/mutantswitch"
 // The environment variables of switchSource.
 const (
 	activeVariable  = "VERBENA_MUTANT"         // the number of the active mutant
-	reachedVariable = "VERBENA_MUTANT_REACHED" // the file whose byte n becomes 1 when the place of mutant n is executed
+	reachedVariable = "VERBENA_MUTANT_REACHED" // a file: its byte n becomes 1 when the place of mutant n is executed
 )
 
 const switchSource = `// Package mutantswitch selects one of the mutants that a binary contains.

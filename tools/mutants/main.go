@@ -327,6 +327,9 @@ func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budge
 func (r *runner) runSuites(m *mutant) (how string, err error) {
 	err = errPass
 	for _, s := range m.testSuites() {
+		if r.short && !s.short {
+			continue
+		}
 		if how, err = m.runTests(s, r.runBaseline(s), r.limit); !errors.Is(err, errPass) {
 			break
 		}

@@ -29,7 +29,7 @@ type unit struct {
 	reached []byte // byte n is 1 if the unit executes the place of mutant n
 }
 
-// suite is a selection of tests whose binary contains several mutants.
+// suite is a selection of tests, with a binary that contains several mutants.
 type suite struct {
 	testSelection
 	build *build
@@ -76,7 +76,11 @@ func buildSuites(b *build, limit time.Duration, short bool) (*builtSuites, error
 		}
 		return os.Chmod(dir, 0o755) // for tests that run their binary as another user
 	})
-	return s, err
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	return s, nil
 }
 
 // compile builds the test binary of the package with replaced files.
@@ -236,8 +240,8 @@ func (s *builtSuites) run(m numberedMutant) (how string, err error) {
 	return "", err
 }
 
-// batches sorts units by their durations and divides them into lists of one suite each, for one process. The first lists
-// take less time.
+// batches sorts units by their durations and divides them into lists of one suite each, for one process. The first
+// lists take less time.
 func batches(units []*unit) (list [][]*unit) {
 	slices.SortStableFunc(units, func(a, b *unit) int { return cmp.Compare(a.took, b.took) })
 	for limit := firstBatch; len(units) > 0; limit *= 3 {
