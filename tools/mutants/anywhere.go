@@ -57,7 +57,11 @@ var unmutatedCallPattern = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic
 
 // collectAnywhere collects the mutants of any code in a function.
 func (g *generator) collectAnywhere(fn *ast.FuncDecl) {
+	var outer ast.Expr // the last constant expression that is no part of another one
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
+		if x, ok := n.(ast.Expr); ok && g.info.Types[x].Value != nil && (outer == nil || x.Pos() >= outer.End()) {
+			outer = x
+		}
 		switch n := n.(type) {
 		case *ast.BinaryExpr:
 			g.addOperatorMutant(n)
@@ -73,9 +77,10 @@ func (g *generator) collectAnywhere(fn *ast.FuncDecl) {
 			if v, err := strconv.ParseInt(n.Value, 0, 62); err == nil && n.Kind == token.INT {
 				from, to, text := g.offset(n.Pos()), g.offset(n.End()), strconv.FormatInt(v+1, 10)
 				g.addReplacement(constantKind, from, to, text)
-				typ := g.typeText(n)
-				g.guardLast(from, to, func(number string, _ partFunc) string {
-					return "mutantswitch.Pick[" + typ + "](" + number + ", " + n.Value + ", " + text + ")"
+				start, end, typ := g.offset(outer.Pos()), g.offset(outer.End()), g.typeText(outer)
+				mutated := g.text(start, from) + text + g.text(to, end)
+				g.guardLast(start, end, func(number string, part partFunc) string {
+					return "mutantswitch.Pick[" + typ + "](" + number + ", " + part(start, end) + ", " + mutated + ")"
 				})
 			}
 		case *ast.BlockStmt:

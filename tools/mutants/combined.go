@@ -214,7 +214,11 @@ func (b *build) findInvalidMutants() (map[int]bool, error) {
 			line, _ := strconv.Atoi(e[2])
 			column, _ := strconv.Atoi(e[3])
 			_, file, _ := strings.Cut(e[1], filepath.Base(dir)+"/")
-			for _, n := range mutantsAt(b.files[file], line, column) {
+			at := mutantsAt(b.files[file], line, column)
+			if len(at) == 0 {
+				at = mutantsAt(b.files[file], line, 0)
+			}
+			for _, n := range at {
 				bad[n] = true
 			}
 		}

@@ -52,6 +52,8 @@ func fixed() (list [2]int) { return [2]int{} }
 
 func named(a int) truth { return a == 0 }
 
+func mask(n uint32) uint32 { return n & (1<<8 - 1) }
+
 func unused() { println(1) }
 `,
 		"p/p_test.go": `package p
@@ -87,6 +89,12 @@ func TestNot(t *testing.T) {
 
 func TestWait(t *testing.T) {
 	if got := wait(); got != 2*time.Second {
+		t.Error(got)
+	}
+}
+
+func TestMask(t *testing.T) {
+	if got := mask(0xffff); got != 0xff {
 		t.Error(got)
 	}
 }
@@ -151,6 +159,9 @@ func TestNamed(t *testing.T) { named(2) }
 		"either:logic:1 TestEither",
 		"either:logic:2 TestEither",
 		"fixed:constant:1 cannot be combined",
+		"mask:constant:1 TestMask",
+		"mask:constant:2 TestMask",
+		"mask:constant:3 TestMask",
 		"named:compare:1 cannot be combined",
 		"named:constant:1 no test fails",
 		"not:constant:1 cannot be combined",
