@@ -35,6 +35,10 @@ func TestDropCounters(t *testing.T) {
 		{name: "not receiving", op: roce.RCSendOnly, prep: func(d *dialogue) {
 			check(d.t, d.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		}, want: "drop_wrong_state"},
+		{name: "answer before there are requests", op: roce.RCAcknowledge, prep: func(d *dialogue) {
+			check(d.t, d.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			toRTR(d.t, d.b.qp, d.a.dev, d.a.qp.Num(), conn{})
+		}, want: "drop_wrong_state"},
 		{name: "another host", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) {
 			d.b.dev.at.Load().endpoints[0].arrive(addrB, addrB, pkt)
 		}, want: "drop_wrong_source"},

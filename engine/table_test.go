@@ -68,3 +68,41 @@ func TestTableNumbers(t *testing.T) {
 		}
 	}
 }
+
+// TestTableReuse tests that each number is given out again exactly once after many numbers were dropped.
+func TestTableReuse(t *testing.T) {
+	const first, limit = 5, 4000
+	var x table[int]
+	x.init(first, limit)
+	used := map[uint32]bool{}
+	reserve := func(n int) {
+		t.Helper()
+		for range n {
+			k, ok := x.reserve()
+			if !ok || used[k] || k < first || k >= limit {
+				t.Fatalf("reserve with %d numbers in use: got %d and %v, want a free number", len(used), k, ok)
+			}
+			used[k] = true
+			x.set(k, new(int))
+		}
+	}
+	drop := func(n int) {
+		for k := range used {
+			if n--; n < 0 {
+				break
+			}
+			x.drop(k)
+			delete(used, k)
+		}
+	}
+	reserve(limit - first)
+	for range 3 {
+		drop(3000)
+		reserve(2000)
+		drop(500)
+		reserve(1500)
+	}
+	if n, ok := x.reserve(); ok {
+		t.Errorf("reserve of a full table: got %d, want none", n)
+	}
+}

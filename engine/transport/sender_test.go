@@ -1618,6 +1618,16 @@ func TestSenderTime(t *testing.T) {
 			if n := probes(slow); n != 3 {
 				r.Errorf("after a time without delay: %d probes, want 3", n)
 			}
+			for range 100 {
+				probes(0)
+			}
+			sum = 0
+			for range 200 { // one needless probe is enough
+				sum += probes(6 * time.Millisecond)
+			}
+			if sum == 0 || sum > 30 {
+				r.Errorf("with a shorter delay: got %d probes in 200 rounds, want some, but 30 at most", sum)
+			}
 		}},
 		{"9.7.5.1.1", "a probe for the middle of a message is its packet", func(r *requester) {
 			r.rec.probe = 4 * time.Millisecond

@@ -139,6 +139,7 @@ func main() {
 	flag.DurationVar(&r.limit, "limit", 90*time.Second, "maximum `duration` of the tests of one mutant")
 	flag.StringVar(&r.e2e, "e2e", "", "`pattern` of the end-to-end tests for mutants that unit tests do not detect")
 	flag.BoolVar(&r.short, "short", false, "with -drivers, run only the tests with -short")
+	tests := flag.String("tests", "", "with -drivers, run only the tests with -short that match this `pattern`")
 	parallel := flag.Int("parallel", 2, "`number` of mutants, of different packages, that run concurrently")
 	flag.Parse()
 	re, err := regexp.Compile(*run)
@@ -168,6 +169,10 @@ func main() {
 		}
 	}
 	all = selectMutants(all, re, *sample, *seed)
+	if *tests != "" {
+		r.short = true
+		restrictTests(all, *tests)
+	}
 	if *list {
 		for i := range all {
 			fmt.Println(all[i].describe())
@@ -186,6 +191,19 @@ func main() {
 	fmt.Println()
 	if r.missed > 0 || r.detected == 0 {
 		os.Exit(1)
+	}
+}
+
+// restrictTests makes the mutants run only the tests with -short that match a pattern.
+func restrictTests(all []mutant, pattern string) {
+	for i := range all {
+		m := &all[i]
+		m.tests = slices.Clone(m.tests)
+		for j := range m.tests {
+			if m.tests[j].short {
+				m.tests[j].run = pattern
+			}
+		}
 	}
 }
 

@@ -121,9 +121,6 @@ func (s *suite) measure(limit time.Duration) ([]*unit, error) {
 			s.units = append(s.units, u)
 		}
 		fmt.Printf("%s: %d tests take %.1fs without a mutant\n", s.pkg, len(s.units), sumTook(s.units).Seconds())
-		if len(s.units) == 0 {
-			s.err = fmt.Errorf("%s: no test passes without a mutant", s.pkg)
-		}
 	})
 	return s.units, s.err
 }

@@ -301,3 +301,21 @@ func TestForeignQueuesHaveNoLocation(t *testing.T) {
 		t.Errorf("entry: got %+v, want only the location of the send queue", e)
 	}
 }
+
+// TestSendCapacities tests that a send queue has at least the requested room, and that the elements and the inline data
+// share the same memory.
+func TestSendCapacities(t *testing.T) {
+	_, p := openProgram(t)
+	for asked := range uint32(100) {
+		for _, c := range []ib.QPCap{{MaxSendWR: 1, MaxInlineData: asked}, {MaxSendWR: 1, MaxSendSGE: asked}} {
+			got := c
+			if _, _, err := p.CreateQP(ib.QPTypeRC, &got, false, &ib.Udata{Out: make([]byte, 64)}); err != nil {
+				t.Fatal(err)
+			}
+			least := max(c.MaxInlineData, c.MaxSendSGE*sgeSize)
+			if got.MaxInlineData < least || got.MaxInlineData >= least+sgeSize+1 || got.MaxSendSGE*sgeSize != got.MaxInlineData {
+				t.Errorf("CreateQP with %+v: got %+v", c, got)
+			}
+		}
+	}
+}
