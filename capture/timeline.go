@@ -244,7 +244,7 @@ func (c *Connection) writePerfetto(t *perfetto.Trace) {
 		arrivals[end] = t.Group(top, fmt.Sprintf("messages to %v", c.Ends[end]))
 	}
 	for _, m := range all {
-		e := perfetto.Event{Name: m.name, Flow: t.NewFlow(), Attrs: m.attrs()}
+		e := perfetto.Event{Name: m.name, Flows: []perfetto.Flow{t.NewFlow()}, Attrs: m.attrs()}
 		requests[m.from].Slice(m.sent, m.end, e)
 		for _, n := range m.notes {
 			faults[m.from].Instant(n.at, perfetto.Event{Name: n.text, Attrs: e.Attrs[:1]})

@@ -58,6 +58,8 @@ type Trace struct {
 	tracks   uint64
 	children map[uint64]uint64 // number of tracks below a track
 	flows    uint64
+
+	event, attr, packet, whole []byte // reused
 }
 
 // New returns a trace that is written to w. The caller buffers w.
@@ -66,7 +68,7 @@ func New(w io.Writer) *Trace { return &Trace{w: w, children: map[uint64]uint64{}
 // Err returns the first error of the writer. After an error nothing more is written.
 func (t *Trace) Err() error { return t.err }
 
-// Flow is the number of an arrow between slices of a trace. The zero Flow is no arrow.
+// Flow is the number of an arrow between slices of a trace.
 type Flow uint64
 
 // NewFlow returns the number of an arrow. The arrow connects the slices with this number, in the order of their begin.
@@ -120,7 +122,7 @@ type Attr struct {
 type Event struct {
 	Name  string
 	Attrs []Attr
-	Flow  Flow
+	Flows []Flow
 }
 
 // Slice adds a slice. Slices of one track must not overlap, unless one contains the other. Slices that begin or end at
@@ -142,35 +144,39 @@ func (k Track) Count(at time.Time, value int64) {
 }
 
 func (k Track) write(at time.Time, typ uint64, e *Event, more []byte) {
-	b := appendVarint(nil, eventType, typ)
+	b := appendVarint(k.t.event[:0], eventType, typ)
 	b = appendVarint(b, eventTrack, k.id)
 	if e != nil {
 		b = appendString(b, eventName, e.Name)
 		for _, a := range e.Attrs {
-			v := appendString(nil, annotationName, a.Name)
+			v := appendString(k.t.attr[:0], annotationName, a.Name)
 			if a.Text != "" {
 				v = appendString(v, annotationString, a.Text)
 			} else {
 				v = appendVarint(v, annotationUint, a.Number)
 			}
+			k.t.attr = v
 			b = appendBytes(b, eventAnnotation, v)
 		}
-		if e.Flow != 0 {
+		for _, f := range e.Flows {
 			b = protowire.AppendTag(b, eventFlow, protowire.Fixed64Type)
-			b = protowire.AppendFixed64(b, uint64(e.Flow))
+			b = protowire.AppendFixed64(b, uint64(f))
 		}
 	}
-	p := appendVarint(nil, packetTimestamp, uint64(at.UnixNano()))
-	k.t.write(appendBytes(p, packetTrackEvent, append(b, more...)))
+	k.t.event = append(b, more...)
+	p := appendVarint(k.t.packet[:0], packetTimestamp, uint64(at.UnixNano()))
+	k.t.packet = appendBytes(p, packetTrackEvent, k.t.event)
+	k.t.write(k.t.packet)
 }
 
-// write writes a TracePacket.
+// write writes a TracePacket, in one call of the writer.
 func (t *Trace) write(packet []byte) {
 	if t.err != nil {
 		return
 	}
 	packet = appendVarint(packet, packetSequence, sequence)
-	_, t.err = t.w.Write(appendBytes(nil, tracePacket, packet))
+	t.whole = appendBytes(t.whole[:0], tracePacket, packet)
+	_, t.err = t.w.Write(t.whole)
 }
 
 // TrackGroup is a group of tracks with one name, for slices that overlap.
@@ -193,9 +199,10 @@ func (t *Trace) Group(parent Track, name string) *TrackGroup {
 // maxGroupTracks limits the tracks of a group.
 const maxGroupTracks = 256
 
-// Slice adds a slice on a track without a slice at that time. Slices are added in the order of their begins. If 256
-// slices overlap, the next one becomes an instant.
-func (g *TrackGroup) Slice(from, to time.Time, e Event) {
+// Slice adds a slice on a track without a slice at that time. Slices are added in the order of their begins. Slice
+// returns the track, for slices within the slice. If 256 slices overlap, the next one becomes an instant, and ok is
+// false.
+func (g *TrackGroup) Slice(from, to time.Time, e Event) (on Track, ok bool) {
 	at := -1
 	for i := range g.all {
 		if !g.all[i].free.After(from) {
@@ -205,7 +212,7 @@ func (g *TrackGroup) Slice(from, to time.Time, e Event) {
 	}
 	if at < 0 && len(g.all) == maxGroupTracks {
 		g.all[0].Instant(from, e)
-		return
+		return Track{}, false
 	}
 	if at < 0 {
 		at = len(g.all)
@@ -213,6 +220,7 @@ func (g *TrackGroup) Slice(from, to time.Time, e Event) {
 	}
 	g.all[at].Track.Slice(from, to, e)
 	g.all[at].free = to
+	return g.all[at].Track, true
 }
 
 func appendVarint(b []byte, n protowire.Number, v uint64) []byte {
