@@ -119,6 +119,14 @@ type Device interface {
 	// TraceQP may sleep.
 	TraceQP(num uint32, on bool) error
 
+	// RefreshTraces calls Observer.TraceQueue for each existing queue, and replaces the queue's log by the result.
+	// RefreshTraces returns false if the memory of a program does not respond: its queue pairs are omitted. It may
+	// sleep.
+	RefreshTraces() bool
+	// LookAtTraces reports the completions that were consumed since the last event of each traced completion queue. It
+	// may not sleep.
+	LookAtTraces()
+
 	// RaiseQP raises an event of a queue pair. RaiseQP does not change the state of the queue pair. RaiseQP returns
 	// false if the queue pair does not exist. RaiseQP may not sleep.
 	RaiseQP(num uint32, e ib.EventType) bool

@@ -11,7 +11,7 @@ import (
 )
 
 // Observer receives the failures of a device's queue pairs as values, each at the moment at which the device
-// detects it. A device without failures calls only StateChanged.
+// detects it, and the events of traced queues. A device without failures calls only StateChanged and TraceQueue.
 //
 // The methods are called on the thread that runs the queue pair, or on the thread that receives packets. That
 // thread may hold locks: a method must not sleep, and must not call the device. Calls for different queue
@@ -33,6 +33,9 @@ type Observer interface {
 	CompletionLost(LostCompletion)
 	// KeyEnded reports a key that no longer gives access to memory.
 	KeyEnded(EndedKey)
+	// TraceQueue returns the log for the events of a new queue, or nil if they are not traced. TraceQueue is called
+	// again for existing queues by Device.RefreshTraces.
+	TraceQueue(QueueRef) RequestLog
 }
 
 // QPRef identifies a queue pair in a report, with its connection.

@@ -28,7 +28,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 		case syndrome == roce.NAKPSNSequenceError:
 			qp.dev.counters.add(cntRcvSeqErr, 1)
 		}
-		r.apply(r.snd.Ack(k.psn, syndrome))
+		r.apply(r.snd.Ack(k.psn, syndrome), driver.RepeatNAK)
 		return
 	}
 	x := transport.Response{PSN: k.psn, Op: k.Opcode.Operation(), Length: len(k.Payload)}
@@ -36,7 +36,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 		x.Syndrome = h.Syndrome()
 	}
 	res, to, ok := r.snd.Response(&x)
-	if r.apply(res); !ok {
+	if r.apply(res, driver.RepeatNAK); !ok {
 		return
 	}
 	data := k.Payload
@@ -49,7 +49,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 	if !p.store(qp, scatterRead, k.psn, w.SGEs, to.Offset, data) || to.Last && !p.settle(qp) {
 		return
 	}
-	r.apply(r.snd.Stored())
+	r.apply(r.snd.Stored(), driver.RepeatNAK)
 }
 
 // receiveSpan stores several responses to an RDMA READ at once, if possible. It returns the number of packets that it
@@ -80,8 +80,9 @@ var statuses = [...]uapi.WCStatus{
 	transport.BadResponse:     uapi.WCBadRespErr,
 }
 
-// apply carries out what follows from an acknowledgement, a response or a timeout.
-func (r *requester) apply(res transport.Result) {
+// apply carries out what follows from an acknowledgement, a response or a timeout. cause is the reason if that is a
+// retransmission.
+func (r *requester) apply(res transport.Result, cause driver.RepeatCause) {
 	qp := r.qp
 	r.succeed(res.Done)
 	if res.Retransmits {
@@ -95,6 +96,14 @@ func (r *requester) apply(res transport.Result) {
 		}
 		if res.Wait != 0 {
 			qp.trace.note(traceRNRWait, uint32(res.Wait/time.Microsecond))
+		}
+		if t := qp.trace.requestLog(); t != nil {
+			if res.Retransmits {
+				t.repeated(cause, res.Retries)
+			}
+			if res.Wait != 0 {
+				t.delayed(res.Wait)
+			}
 		}
 		return
 	case res.Failure == transport.RetryExceeded:
@@ -113,7 +122,7 @@ func (r *requester) timedOut() {
 	}
 	if res, ok := r.snd.TimedOut(); ok {
 		qp.trace.note(traceTimeout, 0)
-		r.apply(res)
+		r.apply(res, driver.RepeatTimeout)
 	}
 }
 
@@ -132,11 +141,15 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	if !qp.sq.Complete() {
 		qp.ringGone()
 	}
+	traced := qp.trace.requestLog().sendDone(w, status)
 	if status != uapi.WCSuccess {
 		qp.observeSend(w, status)
 	} else {
 		qp.dev.counters.add(cntRDMASend, 1)
 		if !qp.sigAll && w.Flags&uapi.SendSignaled == 0 {
+			if traced != nil {
+				qp.trace.requests.add()
+			}
 			return
 		}
 	}
@@ -144,7 +157,7 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	if int(w.Opcode) < len(wcOpcodes) {
 		wc.Opcode = wcOpcodes[w.Opcode]
 	}
-	qp.complete(qp.sendCQ, &wc, false)
+	qp.complete(qp.sendCQ, &wc, false, traced)
 }
 
 // fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable services

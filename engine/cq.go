@@ -30,6 +30,12 @@ type cq struct {
 	added uapi.WC // the completion that is being added
 	armed notify.Arming
 	lost  bool // a completion was lost: no more come
+
+	// The following fields are the trace. See requests.go.
+	log              driver.RequestLog // nil: off
+	pushed, consumed uint32            // completions since the trace began, as of its last event
+	destroyed        bool
+	event            driver.RequestEvent // being filled
 }
 
 // CreateCQ implements ib.Driver.
@@ -52,6 +58,10 @@ func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ
 	}
 	c.queue = q
 	obj.SetEntries(q.Capacity())
+	d.cqs.Lock()
+	d.cqs.m[c] = struct{}{}
+	d.cqs.Unlock()
+	c.traceRequests()
 	return c, nil
 }
 
@@ -63,9 +73,10 @@ func newCompletions(ctx *userContext, entries int, u *ib.Udata) (queue.Completio
 	return ctx.queues.CreateCQ(entries, u)
 }
 
-// post adds a completion, and wakes who waits for it. It reports false when the queue is full, or gone: then the
-// queue is in error, as is soon every queue pair that posts to it. (rxe_cq_post)
-func (c *cq) post(wc *uapi.WC, solicited bool) bool {
+// post adds a completion, and wakes the waiter. It reports false when the queue is full, or gone: then the queue is in
+// error, as is soon every queue pair that posts to it. traced, if not nil, is the event for the trace of the request.
+// (rxe_cq_post)
+func (c *cq) post(wc *uapi.WC, solicited bool, traced *driver.RequestEvent) bool {
 	if c.ctx != nil && c.dev.silent.Load() {
 		return true
 	}
@@ -75,14 +86,19 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 		return false
 	}
 	c.added = *wc
-	if _, waiting, ok := c.oldest(); !ok || int(waiting) == c.queue.Capacity() || !c.queue.Push(&c.added) {
+	_, waiting, ok := c.oldest()
+	if !ok || int(waiting) == c.queue.Capacity() || !c.queue.Push(&c.added) {
 		c.lost = true
-		c.obj.Raise(ib.EventCQErr)
+		c.raise(ib.EventCQErr)
 		return false
 	}
+	c.pushedTo(traced, waiting)
 	armed, tell := c.armed.Posted(solicited || wc.Status != uapi.WCSuccess)
 	if c.armed = armed; tell {
 		c.obj.Completed()
+		if traced != nil {
+			traced.Flags |= driver.FlagNotified
+		}
 	}
 	return true
 }
@@ -103,7 +119,7 @@ func (c *cq) oldest() (at, waiting uint32, ok bool) {
 func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
-	q, at, ok := c.begin()
+	q, at, traced, ok := c.begin()
 	if !ok {
 		return 0, errRingGone
 	}
@@ -120,17 +136,21 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	if n > 0 && !q.Consume(at, uint32(n)) {
 		return n, errRingGone
 	}
+	if n > 0 && traced {
+		c.lookNow()
+	}
 	return n, nil
 }
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
 // begin returns the queue, which only Resize replaces, under both locks, and the position of the oldest completion.
-func (c *cq) begin() (q queue.CompletionQueue, at uint32, ok bool) {
+// traced is true if the queue is traced.
+func (c *cq) begin() (q queue.CompletionQueue, at uint32, traced, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at, _, ok = c.oldest()
-	return c.queue, at, ok
+	return c.queue, at, c.log != nil, ok
 }
 
 // Waiting implements ib.CQCounter. It may not sleep.
@@ -190,6 +210,9 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, waiting, ok := c.oldest()
+	if ok {
+		c.armedWith(waiting, flags&ib.NotifyNextComp != 0)
+	}
 	if !c.lost && flags&ib.NotifyReportMissed == 0 { // a process may have taken the ring away
 		c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
 		return false, nil
@@ -254,16 +277,31 @@ func (c *cq) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lost = true
+	if _, waiting, ok := c.oldest(); ok {
+		c.look(waiting)
+	}
+	c.dev.destroyedAt(c.log)
+	c.destroyed, c.log = true, nil
+	c.dev.cqs.Lock()
+	delete(c.dev.cqs.m, c)
+	c.dev.cqs.Unlock()
 	c.queue.Free()
 	c.dev.counts(c.ctx).remove(countCQ)
 	return nil
 }
 
 // complete posts a completion to one of the completion queues of the queue pair. If the completion is lost, the queue
-// pair enters the error state.
-func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
+// pair enters the error state. traced, if not nil, is the event of the request in the queue pair's trace.
+func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool, traced *driver.RequestEvent) {
 	wc.QPNum = qp.num
-	if c.post(wc, solicited) {
+	posted := c.post(wc, solicited, traced)
+	if traced != nil {
+		if !posted {
+			traced.Flags |= driver.FlagLost
+		}
+		qp.trace.requests.add()
+	}
+	if posted {
 		return
 	}
 	if qp.state != ib.QPErr {

@@ -112,6 +112,15 @@ type Device struct {
 	breakpoint atomic.Pointer[breakpoint]
 	watchpoint atomic.Pointer[breakpoint] // see Hardware.BeforeWorkRequest
 
+	// epoch is a time of the clock, and epochNano the same in nanoseconds since 1970. See tick.
+	epoch     time.Time
+	epochNano int64
+
+	cqs struct { // all completion queues
+		sync.Mutex
+		m map[*cq]struct{}
+	}
+
 	contexts struct {
 		sync.Mutex
 		m map[ib.UserContext]*userContext
@@ -182,6 +191,9 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.changes.network, d.changes.ends, d.changes.warned = cfg.Network, map[netip.Addr]*endpoint{}, map[netip.Addr]string{}
 	d.obj = ib.NewDevice(cfg.Name, ops{d}, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
+	d.cqs.m = map[*cq]struct{}{}
+	d.epoch = d.clock.Now()
+	d.epochNano = d.epoch.UnixNano()
 	d.direct.Store(!hw.travels.Load())
 	for k, l := range countLimits {
 		d.most[k] = l.most

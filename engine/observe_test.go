@@ -38,6 +38,8 @@ func (o *observed) StateChanged(f driver.StateChange) {
 func (o *observed) CompletionLost(f driver.LostCompletion) { note(o, &o.lost, f) }
 func (o *observed) KeyEnded(f driver.EndedKey)             { note(o, &o.ended, f) }
 
+func (o *observed) TraceQueue(driver.QueueRef) driver.RequestLog { return nil }
+
 func note[F any](o *observed, list *[]F, f F) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

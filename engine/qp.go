@@ -178,6 +178,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	}
 	qp.timer.init(qp)
 	obj.SetNum(qp.num)
+	qp.traceRequests()
 	d.qps.set(slot, qp)
 	return qp, nil
 }

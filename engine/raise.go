@@ -13,7 +13,7 @@ func (d *Device) RaiseQP(num uint32, e ib.EventType) bool {
 	defer p.endElsewhere()
 	p.post(qp, func(*pass) {
 		if qp.life == whole {
-			qp.obj.Raise(e)
+			qp.raise(e)
 		}
 	})
 	return true
@@ -23,7 +23,9 @@ func (d *Device) RaiseQP(num uint32, e ib.EventType) bool {
 func (d *Device) RaiseCQ(of *ib.CQ, e ib.EventType) bool {
 	c, ok := ib.As[*cq](d.obj.CQ(of))
 	if ok {
-		c.obj.Raise(e)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.raise(e)
 	}
 	return ok
 }
@@ -32,7 +34,9 @@ func (d *Device) RaiseCQ(of *ib.CQ, e ib.EventType) bool {
 func (d *Device) RaiseSRQ(of *ib.SRQ, e ib.EventType) bool {
 	s, ok := ib.As[*srq](d.obj.SRQ(of))
 	if ok {
-		s.obj.Raise(e)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.raise(e)
 	}
 	return ok
 }

@@ -79,13 +79,16 @@ func (r *requester) run(p *pass) {
 	}
 	p.gather.ahead.from = nil
 	p.build.finish(&qp.egress)
+	if t := qp.trace.requestLog(); t != nil {
+		t.runEnds()
+	}
 	if r.snd.Unarmed() {
 		r.snd.Arm(qp.dev.clock.Now())
 	}
 	if r.drain == draining && r.snd.Len() == 0 {
 		r.drain = drained
 		if qp.attr.EnSQDAsyncNotify {
-			qp.obj.Raise(ib.EventSQDrained)
+			qp.raise(ib.EventSQDrained)
 		}
 	}
 }
@@ -113,6 +116,7 @@ func (r *requester) fetch() bool {
 		return false
 	}
 	r.check(w)
+	w.number = r.snd.Tail()
 	if w.Flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
 		return false // again when the requests that it waits for are complete
 	}
@@ -219,6 +223,9 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 			mark, start = 0, k.Index
 		}
 		r.snd.Sent(&k)
+		if t := qp.trace.requestLog(); t != nil {
+			t.started(w, &k, num)
+		}
 		if !r.build(p, w, &k, op, size) {
 			return r.unreadable(p, w, mark, start)
 		}
@@ -365,6 +372,9 @@ func (r *requester) probe(p *pass) {
 	} else {
 		qp.dev.counters.add(cntSentProbe, 1)
 		r.retransmits++
+		if t := qp.trace.requestLog(); t != nil {
+			t.repeated(driver.RepeatProbe, 0)
+		}
 	}
 	p.build.finish(&qp.egress)
 }
@@ -415,6 +425,7 @@ func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
 func (r *requester) check(w *sendWQE) {
 	qp := r.qp
 	w.kind, w.status, w.length, w.packets, w.path = kindOf(qp.typ, w.Opcode), uapi.WCSuccess, 0, 1, nil
+	w.began, w.number = 0, driver.NoNumber
 	if w.kind == transport.None || w.Opcode == wrRegMR && qp.ctx != nil {
 		w.kind, w.status = transport.None, uapi.WCLocQPOpErr
 		return

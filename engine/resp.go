@@ -168,11 +168,11 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	case completes:
 		r.completeRecv(&uapi.WC{Status: status}, false)
 	case s == roce.NAKRemoteAccessError:
-		qp.obj.Raise(ib.EventQPAccessErr)
+		qp.raise(ib.EventQPAccessErr)
 	case s == roce.NAKInvalidRequest:
-		qp.obj.Raise(ib.EventQPReqErr)
+		qp.raise(ib.EventQPReqErr)
 	default:
-		qp.obj.Raise(ib.EventQPFatal)
+		qp.raise(ib.EventQPFatal)
 	}
 }
 
@@ -270,6 +270,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 		return notReady
 	}
 	r.wqe.pd = qp.pd
+	r.wqe.began = qp.trace.requestLog().runBegan()
 	if status != uapi.WCSuccess {
 		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
@@ -283,6 +284,7 @@ func (r *responder) takeShared(p *pass, s *srq) verdict {
 	if !taken {
 		return notReady
 	}
+	r.wqe.began = r.qp.trace.requestLog().runBegan()
 	if status != uapi.WCSuccess {
 		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
@@ -642,7 +644,8 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
 	}
 	wc.WRID, wc.PortNum = r.wqe.ID, 1
-	qp.complete(r.recvQueue(), wc, solicited)
+	traced := qp.trace.requestLog().receiveDone(r, wc)
+	qp.complete(r.recvQueue(), wc, solicited, traced)
 }
 
 // grhLen is the length of what precedes a datagram in its receive buffer.
@@ -701,6 +704,9 @@ type recvWQE struct {
 	taken  bool
 	pd     *pd  // domain of its memory
 	from   *srq // its shared queue; nil: the queue pair's own queue
+
+	began int64  // when it was taken, in nanoseconds; only with a trace
+	left  uint32 // receives left in the shared queue; only with a trace
 }
 
 // fetch fetches the next receive of a queue. status is not success for a receive with more than limit elements.
@@ -708,7 +714,7 @@ func (w *recvWQE) fetch(q queue.RecvQueue, limit uint32) (status uapi.WCStatus, 
 	if found, ok = q.Fetch(0, &w.Recv); !found || !ok {
 		return uapi.WCSuccess, false, ok
 	}
-	w.filled, w.taken, w.pd, w.from = 0, true, nil, nil
+	w.filled, w.taken, w.pd, w.from, w.began = 0, true, nil, nil, 0
 	if w.NumSGE > limit {
 		w.SGEs, w.Length, status = w.SGEs[:0], 0, uapi.WCLocQPOpErr
 	}

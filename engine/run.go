@@ -25,6 +25,9 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	p.runs++
 	p.hold(qp.dev)
 	qp.activity.begin()
+	if t := qp.trace.requestLog(); t != nil {
+		t.began, t.spent = qp.dev.tick(), false
+	}
 	if packets != nil {
 		qp.receive(p, a, packets)
 	}
@@ -127,7 +130,7 @@ func (qp *QP) receiveSpan(p *pass, k *packet, b, mem []byte) {
 	case k.packets == 1:
 		qp.take(p, k, b, why)
 		return
-	case why != accept || qp.trace != nil:
+	case why != accept || qp.trace.protocolOn():
 	case k.Flags&roce.FlagResponse != 0:
 		n = qp.req.receiveSpan(p, k)
 	default:
@@ -153,7 +156,12 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 		qp.observeDrop(b, k.src, why)
 		return
 	}
-	qp.trace.packet(traceReceive, b, 0)
+	if t := qp.trace; t != nil {
+		t.packet(traceReceive, b, 0)
+		if t.requests != nil {
+			t.requests.packetArrived(k)
+		}
+	}
 	if k.Flags&roce.FlagResponse != 0 {
 		qp.req.receiveResponse(p, k)
 	} else {

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
@@ -33,6 +34,7 @@ type srq struct {
 	queue queue.RecvQueue
 	limit uint32 // raises the event when fewer are left; 0: disarmed
 	life  life
+	log   driver.RequestLog // nil: not traced
 }
 
 // CreateSRQ implements ib.SRQDriver. (rxe_create_srq)
@@ -77,6 +79,7 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 		s.ctx.queues.RespondSRQ(s.queue, s.num, u)
 	}
 	d.srqs.set(slot, s)
+	s.traceRequests()
 	return s, nil
 }
 
@@ -120,13 +123,16 @@ func (s *srq) take(w *recvWQE) (status uapi.WCStatus, taken bool) {
 	if !ok {
 		w.taken = false
 		s.life.reach(ringless)
-		s.obj.Raise(ib.EventSRQErr)
+		s.raise(ib.EventSRQErr)
 		return 0, false
 	}
 	if !found {
 		return 0, false
 	}
 	w.from, w.pd = s, s.pd
+	if s.log != nil {
+		w.left, _ = s.queue.Waiting()
+	}
 	s.checkLimit()
 	return status, true
 }
@@ -140,7 +146,7 @@ func (s *srq) checkLimit() {
 	}
 	if n, ok := s.queue.Waiting(); ok && n < s.limit {
 		s.limit = 0
-		s.obj.Raise(ib.EventSRQLimitReached)
+		s.raise(ib.EventSRQLimitReached)
 	}
 }
 
@@ -274,6 +280,8 @@ func (s *srq) Destroy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.life.reach(destroyed)
+	s.dev.destroyedAt(s.log)
+	s.log = nil
 	s.queue.Free()
 	s.queue = nil
 	s.dev.srqs.drop(slot)
@@ -294,6 +302,6 @@ func (r *responder) lastReached() {
 	qp := r.qp
 	if qp.srq != nil && !r.lastWQE {
 		r.lastWQE = true
-		qp.obj.Raise(ib.EventQPLastWQEReached)
+		qp.raise(ib.EventQPLastWQEReached)
 	}
 }

@@ -51,21 +51,30 @@ type traceRecord struct {
 	syndrome roce.Syndrome
 }
 
-// trace is the ring of a queue pair's latest protocol events.
+// trace is the trace of a queue pair: of its latest protocol events, of its work requests, or of both.
 type trace struct {
+	protocol *protocolTrace // nil: off
+	requests *requestTrace  // nil: off
+}
+
+// protocolTrace is the ring of a queue pair's latest protocol events.
+type protocolTrace struct {
 	clock clock.Clock
 	n     uint64 // events since the trace began
 	ring  [traceLen]traceRecord
 }
 
+// protocolOn reports whether protocol events are recorded.
+func (t *trace) protocolOn() bool { return t != nil && t.protocol != nil }
+
 // note records an event that is not about a packet; without a trace it does nothing.
 func (t *trace) note(kind traceKind, detail uint32) {
-	if t != nil {
-		t.add(traceRecord{at: t.clock.Now(), kind: kind, detail: detail})
+	if t.protocolOn() {
+		t.protocol.add(traceRecord{at: t.protocol.clock.Now(), kind: kind, detail: detail})
 	}
 }
 
-func (t *trace) add(r traceRecord) {
+func (t *protocolTrace) add(r traceRecord) {
 	t.ring[t.n%traceLen] = r
 	t.n++
 }
@@ -73,10 +82,10 @@ func (t *trace) add(r traceRecord) {
 // packet records an event about a packet; b is at least its headers, without or with an ICRC. Without a trace it does
 // nothing.
 func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
-	if t == nil {
+	if !t.protocolOn() {
 		return
 	}
-	r := traceRecord{at: t.clock.Now(), kind: kind, detail: detail}
+	r := traceRecord{at: t.protocol.clock.Now(), kind: kind, detail: detail}
 	if len(b) >= roce.BTHLen {
 		h := roce.BTH(b)
 		r.op, r.psn = h.Opcode(), h.PSN()
@@ -84,7 +93,7 @@ func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
 			r.acks, r.syndrome = true, k.AETH().Syndrome()
 		}
 	}
-	t.add(r)
+	t.protocol.add(r)
 }
 
 // Types of package qpinfo, which documents them.
@@ -148,14 +157,29 @@ func (d *Device) TraceQP(num uint32, on bool) error {
 		return fmt.Errorf("trace QP %d on %s: %d queue pairs are traced, at most %d: end a trace first: %w", num, d.name, traced, maxTraced, syscall.ENOSPC)
 	}
 	return qp.look(func() {
-		switch {
-		case !on:
-			qp.trace = nil
-		case qp.trace == nil:
-			qp.trace = &trace{clock: d.clock}
-		}
+		qp.setTrace(func(t *trace) {
+			switch {
+			case !on:
+				t.protocol = nil
+			case t.protocol == nil:
+				t.protocol = &protocolTrace{clock: d.clock}
+			}
+		})
 		qp.traced.Store(on)
 	})
+}
+
+// setTrace changes the trace with f. The caller runs the queue pair, or has just created it.
+func (qp *QP) setTrace(f func(t *trace)) {
+	var t trace
+	if qp.trace != nil {
+		t = *qp.trace
+	}
+	if f(&t); t == (trace{}) {
+		qp.trace = nil
+		return
+	}
+	qp.trace = &t
 }
 
 // QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no
@@ -165,11 +189,11 @@ func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 	if qp == nil {
 		return QPTrace{}, fmt.Errorf("trace of QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
 	}
-	var t trace
+	var t protocolTrace
 	on := false
 	if err := qp.look(func() {
-		if on = qp.trace != nil; on {
-			t = *qp.trace
+		if on = qp.trace.protocolOn(); on {
+			t = *qp.trace.protocol
 		}
 	}); err != nil {
 		return QPTrace{}, err

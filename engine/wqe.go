@@ -55,6 +55,8 @@ type sendWQE struct {
 	length  int           // bytes of its message
 	packets int           // PSNs that it takes
 	path    *path         // of datagrams
+	number  uint32        // as transport.Sender counts
+	began   int64         // when its first packet was sent, in nanoseconds; only with a trace
 }
 
 const atomicLen = 8

@@ -629,6 +629,9 @@ func (r *Recorder) PacketsImpaired(f ImpairedPackets) {
 	v.impaired = append(v.impaired, f)
 }
 
+// TraceQueue implements driver.Observer. The Recorder traces no queue.
+func (r *Recorder) TraceQueue(driver.QueueRef) driver.RequestLog { return nil }
+
 // CompletionLost implements driver.Observer.
 func (r *Recorder) CompletionLost(f driver.LostCompletion) {
 	r.mu.Lock()
