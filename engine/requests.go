@@ -43,7 +43,7 @@ func (d *Device) tick() int64 {
 	return d.epochNano + int64(time.Since(d.epoch))
 }
 
-// newEvent clears the event that is filled next. The first event of a run needs no look at the clock, unless the run has
+// newEvent clears the event that is filled next. The first event of a run does not read the clock, unless the run has
 // stored data before.
 func (t *requestTrace) newEvent(kind driver.RequestEventKind) *driver.RequestEvent {
 	t.event = driver.RequestEvent{Kind: kind, Time: t.began}

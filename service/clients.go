@@ -74,6 +74,8 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 				uidKey, who.uid, "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
+	var trace *requestTrace
+	defer func() { trace.end() }()
 	for {
 		var r ctl.Request
 		fd, err := c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxRequest, Whole: within, Rest: s.restOfMessage})
@@ -94,6 +96,12 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 			c.CloseWrite()
 			c.Rights.CloseAll(strays)
 			return
+		}
+		if r.Op == ctl.OpRequests && r.Protocol == ctl.ProtocolVersion && fd == nil && r.Requests != nil {
+			if trace, err = s.answerTraceRequest(c, who, trace, r.Requests); err != nil {
+				return
+			}
+			continue
 		}
 		a, sent, err := s.handleRequest(c, who, &r, fd)
 		if err != nil {
@@ -360,7 +368,7 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		return &ctl.Response{Faults: f}, err
 	case ctl.OpFaultClear:
 		return &ctl.Response{}, s.clearFaults(r.Name, r.ID)
-	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture:
+	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture, ctl.OpRequests:
 	default:
 		return nil, r.NewVersionError()
 	}

@@ -16,6 +16,7 @@ import (
 	"verbena/rdmacm"
 	"verbena/rdmacm/msg"
 	"verbena/rdmacm/ucma"
+	"verbena/reqtrace"
 	"verbena/uverbs"
 )
 
@@ -178,10 +179,11 @@ func (s *Service) connectionFailed(f ucma.Failure) {
 	s.links.causes.ConnectionFailed(x)
 }
 
-// deviceObserver passes the reports of a device on, and logs each queue pair that enters ERR.
+// deviceObserver passes the reports of a device to both recorders, and logs each queue pair that enters ERR.
 type deviceObserver struct {
-	*explain.Recorder
-	log *slog.Logger
+	causes   *explain.Recorder
+	requests *reqtrace.Recorder
+	log      *slog.Logger
 }
 
 // StateChanged implements driver.Observer.
@@ -191,7 +193,46 @@ func (o deviceObserver) StateChanged(s driver.StateChange) {
 		//verbena:allow nosleep a goroutine of the log's writes what has this level
 		o.log.Debug("queue pair enters ERR", "dev", s.QP.Device, "qp", s.QP.Num, "why", s.Cause)
 	}
-	o.Recorder.StateChanged(s)
+	o.causes.StateChanged(s)
+	o.requests.StateChanged(s)
+}
+
+// CompletionFailed implements driver.Observer.
+func (o deviceObserver) CompletionFailed(f driver.FailedCompletion) { o.causes.CompletionFailed(f) }
+
+// RequestRefused implements driver.Observer.
+func (o deviceObserver) RequestRefused(f driver.RefusedRequest) {
+	o.causes.RequestRefused(f)
+	o.requests.RequestRefused(f)
+}
+
+// PacketsDropped implements driver.Observer.
+func (o deviceObserver) PacketsDropped(f driver.DroppedPackets) {
+	o.causes.PacketsDropped(f)
+	o.requests.PacketsDropped(f)
+}
+
+// PacketsUnsent implements driver.Observer.
+func (o deviceObserver) PacketsUnsent(f driver.UnsentPackets) {
+	o.causes.PacketsUnsent(f)
+	o.requests.PacketsUnsent(f)
+}
+
+// CompletionLost implements driver.Observer.
+func (o deviceObserver) CompletionLost(f driver.LostCompletion) { o.causes.CompletionLost(f) }
+
+// TraceQueue implements driver.Observer.
+func (o deviceObserver) TraceQueue(q driver.QueueRef) driver.RequestLog {
+	return o.requests.TraceQueue(q)
+}
+
+// KeyEnded implements driver.Observer.
+func (o deviceObserver) KeyEnded(k driver.EndedKey) { o.causes.KeyEnded(k) }
+
+// tracedProgramOf is programOf for the trace of work requests.
+func tracedProgramOf(c ib.UserContext) (reqtrace.Program, bool) {
+	p, ok := programOf(c)
+	return reqtrace.Program{User: p.User, PID: p.PID, Name: p.Name}, ok
 }
 
 // reportDevice reports the present state of a link's device to the recorder.
@@ -234,9 +275,18 @@ func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string, programs []explain.
 	for _, e := range dev.Endpoints() {
 		addrs = append(addrs, e.Addr())
 	}
+	now := time.Now()
 	t.causes.SetDevice(explain.DeviceState{
-		Name: l.spec.Name, Addrs: addrs, Down: down, Lost: lost, Since: time.Now(), Programs: programs,
+		Name: l.spec.Name, Addrs: addrs, Down: down, Lost: lost, Since: now, Programs: programs,
 	})
+	text := "port up"
+	switch {
+	case lost != "":
+		text = "device " + lost
+	case down != "":
+		text = "port down"
+	}
+	t.requests.DeviceChanged(now, l.spec.Name, text)
 }
 
 // explainFailures returns the causes of failures that a user may see. Managers see the facts of both ends.

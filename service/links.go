@@ -137,7 +137,11 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(t.opts.Seed, 2*n))
 	l.faults.NumberBy(&t.faultIDs)
 	l.faults.OnImpairment(func(x link.Impairment) {
-		t.causes.PacketsImpaired(explain.ImpairedPackets{Time: time.Now(), Device: spec.Name, Impairment: x})
+		now := time.Now()
+		t.causes.PacketsImpaired(explain.ImpairedPackets{Time: now, Device: spec.Name, Impairment: x})
+		if x.Kind != link.Delayed {
+			t.requests.PacketsLost(now, spec.Name, x.QP, x.Packets)
+		}
 	})
 	l.faults.Precise()
 	cfg := driver.Config{
@@ -153,7 +157,7 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 		Rand:        rand.New(rand.NewPCG(t.opts.Seed, 2*n+1)),
 		Logf:        func(format string, args ...any) { t.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
-	cfg.Observer = deviceObserver{t.causes, t.log}
+	cfg.Observer = deviceObserver{t.causes, t.requests, t.log}
 	first := true // true in the first call; the slot serialises the calls, and no other goroutine has the link yet
 	cfg.Probed = func(dev driver.Device) {
 		if first {

@@ -15,6 +15,7 @@ import (
 	"verbena/explain"
 	"verbena/ib"
 	"verbena/internal/ctl"
+	"verbena/reqtrace"
 	"verbena/supervisor"
 )
 
@@ -35,6 +36,7 @@ type linkTable struct {
 	core      *ib.Core
 	ended     context.Context        // done when the service begins to stop
 	causes    *explain.Recorder      // explains failures
+	requests  *reqtrace.Recorder     // traces work requests
 	guests    *supervisor.Supervisor // shows the devices to programs
 	functions pciFunctions           // PCI functions of the devices
 	ringBytes uint64                 // maximum of the queues of one user, in bytes

@@ -27,6 +27,7 @@ import (
 	"verbena/rdmacm"
 	"verbena/rdmacm/ucma"
 	"verbena/remote"
+	"verbena/reqtrace"
 	"verbena/supervisor"
 	"verbena/uverbs"
 	"verbena/uverbs/poller"
@@ -145,6 +146,7 @@ func New(opts Options) (_ *Service, err error) {
 	s.quota = quota.New(limits)
 	s.links.opts, s.links.log, s.links.core = &s.opts, s.log, s.core
 	s.links.causes = s.newRecorder()
+	s.links.requests = reqtrace.New(tracedProgramOf)
 	s.links.ringBytes = limits[quota.RingBytes].UserMaximum()
 	refused := make(refusalQueue, 16)
 	s.quota.OnRefusal(refused.add)

@@ -23,14 +23,16 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private bool      `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
-	Outlive bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
-	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
-	Trace   traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
-	Explain bool      `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
-	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
+	Private   bool      `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
+	Outlive   bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
+	Capture   string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
+	Trace     traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	TraceFile string    `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
+	Explain   bool      `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
+	Program   []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
-	traceTo io.WriteCloser // destination of the trace
+	traceTo     io.WriteCloser  // destination of the trace
+	serviceDone <-chan struct{} // closed when the service has finished with the program; nil before its start
 }
 
 // runCmd uses the exit codes of env(1) and the shells.
@@ -93,12 +95,32 @@ func (r *runCmd) Run(c *cli) error {
 const startRetryPause = 50 * time.Millisecond
 
 // startProgram starts the program under the supervision of a service.
-func (r *runCmd) startProgram(c *cli, path string, argv []string) error {
+func (r *runCmd) startProgram(c *cli, path string, argv []string) (result error) {
 	client, err := r.connectOrStartService(c)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
+	if r.TraceFile != "" {
+		trace, err := startRequestTrace(client.Client, r.TraceFile)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			code := exitCodeError(0)
+			if !errors.As(result, &code) {
+				trace.abandon() // the program was not started
+				return
+			}
+			r.awaitTraceEnd()
+			if err := trace.write(os.Stderr, nil); err != nil {
+				fmt.Fprintln(os.Stderr, "verbena:", err)
+				if code == 0 {
+					result = exitCodeError(exitFailure)
+				}
+			}
+		}()
+	}
 	if r.Capture == "" {
 		return r.launchProgram(client, path, argv)
 	}
@@ -114,6 +136,17 @@ func (r *runCmd) startProgram(c *cli, path string, argv []string) error {
 		}
 	}
 	return err
+}
+
+// awaitTraceEnd waits until the service has ended the trace of work requests, which it does after the last process of
+// the program. A remaining process does not delay the trace.
+func (r *runCmd) awaitTraceEnd() {
+	timer := time.NewTimer(traceEndTimeout)
+	defer timer.Stop()
+	select {
+	case <-r.serviceDone:
+	case <-timer.C:
+	}
 }
 
 func (r *runCmd) connectOrStartService(c *cli) (*service.Client, error) {
@@ -182,6 +215,7 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			launch.Tracer = tracer
 		}
 		lost = client.Serve(noticePrinter{})
+		r.serviceDone = lost
 		launch.Lost = lost
 		return nil
 	}

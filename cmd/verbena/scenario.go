@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/reqtrace"
 	"verbena/scenario"
 	"verbena/service"
 	"verbena/service/web"
@@ -35,6 +36,7 @@ type scenarioRunCmd struct {
 	Seed     uint64            `help:"Use this seed instead of the seed in the file." placeholder:"N" complete:"none"`
 	JUnit    string            `name:"junit" help:"Write a JUnit report." placeholder:"FILE" complete:"file"`
 	Timeline string            `help:"Write a timeline of the run, as SVG. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
+	Trace    string            `help:"Write a trace of the work requests, for https://ui.perfetto.dev: see docs/explain.md. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	Report   string            `help:"Write all observations, as JSON. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	HTML     string            `name:"html" help:"Write a page with the timeline, the checks and the output of programs, as one HTML file. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	Web      string            `help:"Serve a web page at HOST:PORT with the scenario and its devices while it runs, as verbena serve --web. The printed address has a token." placeholder:"ADDR" complete:"none"`
@@ -97,7 +99,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	code := 0
 	var results []*scenario.Result
 	for i, f := range files {
-		r, err := s.runScenario(ctx, f, page)
+		r, err := s.runScenario(ctx, f, s.Files[i], page)
 		if r == nil { // the reports must include a failed scenario
 			r = scenario.NewFailedResult(f, err)
 		}
@@ -173,11 +175,12 @@ func (s *scenarioRunCmd) checkDistinctOutputs() error {
 type scenarioOutput struct {
 	path  string // file, or directory if there are several scenarios; empty if not requested
 	ext   string
-	write func(*scenario.Result, io.Writer) error
+	write func(*scenario.Result, io.Writer) error // nil for the trace
 }
 
 func (s *scenarioRunCmd) outputs() []scenarioOutput {
 	return []scenarioOutput{
+		s.traceOutput(),
 		{s.Timeline, ".svg", (*scenario.Result).WriteTimeline},
 		{s.HTML, ".html", func(r *scenario.Result, w io.Writer) error { return web.WriteReport(w, r) }},
 		{s.Report, ".json", func(r *scenario.Result, w io.Writer) error {
@@ -188,18 +191,28 @@ func (s *scenarioRunCmd) outputs() []scenarioOutput {
 	}
 }
 
+// traceOutput returns the output for the trace. The trace is written before the service of the scenario ends.
+func (s *scenarioRunCmd) traceOutput() scenarioOutput {
+	return scenarioOutput{s.Trace, ".pftrace", nil}
+}
+
+// outputName returns the name of an output file of one scenario. It creates the directory, if there is one.
+func (s *scenarioRunCmd) outputName(o scenarioOutput, path string) (string, error) {
+	if len(s.Files) == 1 {
+		return o.path, nil
+	}
+	return filepath.Join(o.path, scenarioBaseName(path)+o.ext), os.MkdirAll(o.path, 0o777)
+}
+
 // writeOutputs writes the requested output files of one scenario.
 func (s *scenarioRunCmd) writeOutputs(path string, r *scenario.Result) error {
 	for _, o := range s.outputs() {
-		if o.path == "" {
+		if o.path == "" || o.write == nil {
 			continue
 		}
-		name := o.path
-		if len(s.Files) > 1 {
-			if err := os.MkdirAll(o.path, 0o777); err != nil {
-				return err
-			}
-			name = filepath.Join(o.path, scenarioBaseName(path)+o.ext)
+		name, err := s.outputName(o, path)
+		if err != nil {
+			return err
 		}
 		if err := writeFile(name, func(w io.Writer) error { return o.write(r, w) }); err != nil {
 			return err
@@ -277,8 +290,8 @@ func (p *scenarioPage) close() {
 }
 
 // runScenario runs a scenario on a private service.
-func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, page *scenarioPage) (*scenario.Result,
-	error) {
+func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, path string, page *scenarioPage) (
+	*scenario.Result, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -314,6 +327,10 @@ func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, page
 		return nil, fmt.Errorf("become the parent of the programs' orphans: %w", err)
 	}
 	defer killLeftoverProcesses(client.PID())
+	trace, err := s.startTrace(client, path)
+	if err != nil {
+		return nil, err
+	}
 	page.service.Store(&serviceRequester{loc})
 	defer page.service.Store(nil)
 	r := scenario.Runner{
@@ -326,7 +343,46 @@ func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, page
 		fmt.Fprintf(os.Stderr, "verbena: scenario %s\n", f.Name)
 		r.Progress = progressPrinter(os.Stderr)
 	}
-	return r.Run(ctx, f)
+	res, err := r.Run(ctx, f)
+	return res, errors.Join(err, s.writeTrace(client, trace, res))
+}
+
+// startTrace begins the trace of a scenario, or returns nil without --trace.
+func (s *scenarioRunCmd) startTrace(client *service.Client, path string) (*requestTraceFile, error) {
+	if s.Trace == "" {
+		return nil, nil
+	}
+	name, err := s.outputName(s.traceOutput(), path)
+	if err != nil {
+		return nil, err
+	}
+	return startRequestTrace(client.Client, name)
+}
+
+// writeTrace writes the trace of a scenario, with its actions and the ends of its programs.
+func (s *scenarioRunCmd) writeTrace(client *service.Client, trace *requestTraceFile, res *scenario.Result) error {
+	if trace == nil {
+		return nil
+	}
+	ended := client.EndRequestTrace()
+	if ended != nil {
+		ended = fmt.Errorf("end of the trace: %w", ended) // the file has the events until then
+	}
+	var marks []reqtrace.Mark
+	mark := func(at time.Duration, text string) {
+		marks = append(marks, reqtrace.Mark{Time: res.Began.Add(at), Text: text})
+	}
+	for _, a := range res.Actions {
+		if a.Done {
+			mark(a.At, "action: "+a.What)
+		}
+	}
+	for _, p := range res.Programs {
+		if p.Exit != nil {
+			mark(p.End, p.Name+": "+p.Exit.String())
+		}
+	}
+	return errors.Join(ended, trace.write(os.Stderr, marks))
 }
 
 // progressPrinter prints the events of a run, one per line.

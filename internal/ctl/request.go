@@ -63,18 +63,19 @@ type Request struct {
 	Protocol int
 	Build    string `json:",omitempty"` // build of the client
 	Op       Op
-	Link     *LinkSpec  `json:",omitempty"`
-	Name     string     `json:",omitempty"` // name of a device
-	Attach   *Attach    `json:",omitempty"`
-	Fault    *FaultRule `json:",omitempty"`
-	Reset    *DevReset  `json:",omitempty"`
-	Set      *LinkSet   `json:",omitempty"`
-	Event    *DevEvent  `json:",omitempty"`
-	ID       int        `json:",omitempty"` // number of a fault rule
-	Capture  *Capture   `json:",omitempty"`
-	Trace    *QPTrace   `json:",omitempty"`
-	Profile  *Profile   `json:",omitempty"`
-	Explain  *Explain   `json:",omitempty"`
+	Link     *LinkSpec     `json:",omitempty"`
+	Name     string        `json:",omitempty"` // name of a device
+	Attach   *Attach       `json:",omitempty"`
+	Fault    *FaultRule    `json:",omitempty"`
+	Reset    *DevReset     `json:",omitempty"`
+	Set      *LinkSet      `json:",omitempty"`
+	Event    *DevEvent     `json:",omitempty"`
+	ID       int           `json:",omitempty"` // number of a fault rule
+	Capture  *Capture      `json:",omitempty"`
+	Trace    *QPTrace      `json:",omitempty"`
+	Profile  *Profile      `json:",omitempty"`
+	Explain  *Explain      `json:",omitempty"`
+	Requests *RequestTrace `json:",omitempty"`
 }
 
 // Op is the name of a request.
@@ -106,7 +107,8 @@ const (
 	OpQPTrace    Op = "qp trace"
 	OpExplain    Op = "explain"
 	OpProfile    Op = "debug pprof"
-	OpCapture    Op = "capture" // sent with the descriptor of the socket for the file
+	OpCapture    Op = "capture"       // sent with the descriptor of the socket for the file
+	OpRequests   Op = "request trace" // the trace lasts as long as the connection
 )
 
 // Response answers a Request. On success Error is empty and Errno is 0.

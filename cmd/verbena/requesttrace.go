@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"verbena/internal/ctl"
+	"verbena/reqtrace"
+)
+
+// requestTraceFile is a trace of work requests for a file.
+type requestTraceFile struct {
+	mem  *os.File
+	to   *os.File
+	made bool // the file is new
+}
+
+// startRequestTrace begins a trace on the connection of a client. It opens the file now, because a launcher cannot
+// open it later. It leaves the content of an existing file unchanged.
+func startRequestTrace(client *ctl.Client, name string) (*requestTraceFile, error) {
+	t := &requestTraceFile{}
+	var err error
+	if t.to, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err == nil {
+		t.made = true
+	} else if errors.Is(err, os.ErrExist) {
+		t.to, err = os.OpenFile(name, os.O_WRONLY, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("trace file: %w", err)
+	}
+	if t.mem, err = client.TraceRequests(); err != nil {
+		t.abandon()
+		return nil, err
+	}
+	return t, nil
+}
+
+// abandon closes the file, and removes it if it is new.
+func (t *requestTraceFile) abandon() {
+	t.to.Close()
+	if t.made {
+		os.Remove(t.to.Name())
+	}
+	if t.mem != nil {
+		t.mem.Close()
+	}
+}
+
+// write replaces the content of the file, closes it, and prints its summary to messages. If the file system is full,
+// the file has the part of the trace for which there was room.
+func (t *requestTraceFile) write(messages io.Writer, marks []reqtrace.Mark) error {
+	defer t.mem.Close()
+	w := &packetWriter{to: t.to}
+	sum, err := w.replaceContent(t.mem, marks)
+	if err = errors.Join(err, t.to.Close()); err != nil {
+		return fmt.Errorf("trace file: %w", err)
+	}
+	fmt.Fprintf(messages, "verbena: trace: %d events in %s, for https://ui.perfetto.dev", sum.Events, t.to.Name())
+	if sum.Lost > 0 {
+		fmt.Fprintf(messages, "; %d earlier events were dropped: the trace holds the latest %d", sum.Lost,
+			reqtrace.MaxEvents)
+	}
+	if sum.Untraced > 0 {
+		fmt.Fprintf(messages, "; %d queues are not in the trace: it had no room for them", sum.Untraced)
+	}
+	fmt.Fprintln(messages)
+	return nil
+}
+
+// packetWriter writes whole packets to a file, through a buffer.
+type packetWriter struct {
+	to   *os.File
+	buf  []byte
+	ends []int // ends of the packets in buf
+	size int64 // bytes of the file
+}
+
+// packetBuffer is the number of bytes that a packetWriter collects.
+const packetBuffer = 256 << 10
+
+func (w *packetWriter) replaceContent(mem io.ReaderAt, marks []reqtrace.Mark) (reqtrace.Summary, error) {
+	if info, err := w.to.Stat(); err == nil && info.Mode().IsRegular() {
+		if err := w.to.Truncate(0); err != nil {
+			return reqtrace.Summary{}, err
+		}
+	}
+	sum, err := reqtrace.Write(w, mem, time.Now(), marks)
+	if err == nil {
+		err = w.flush()
+	}
+	return sum, err
+}
+
+// Write adds a packet.
+func (w *packetWriter) Write(packet []byte) (int, error) {
+	if len(w.buf)+len(packet) > packetBuffer {
+		if err := w.flush(); err != nil {
+			return 0, err
+		}
+	}
+	w.buf = append(w.buf, packet...)
+	w.ends = append(w.ends, len(w.buf))
+	return len(packet), nil
+}
+
+// flush writes the buffer. After an error, the file ends after the last whole packet.
+func (w *packetWriter) flush() error {
+	n, err := w.to.Write(w.buf)
+	if err != nil {
+		whole := 0
+		for _, end := range w.ends {
+			if end <= n {
+				whole = end
+			}
+		}
+		_ = w.to.Truncate(w.size + int64(whole)) // err has the reason; not a regular file has no end
+		return err
+	}
+	w.size += int64(n)
+	w.buf, w.ends = w.buf[:0], w.ends[:0]
+	return nil
+}
