@@ -23,10 +23,11 @@ import (
 // of these objects can therefore be destroyed during the call.
 //
 // Optional features are separate interfaces: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver], [FastRegDriver],
-// [XRCDriver], [Disassociator], [UserContexter], [MethodDriver], [NumberReuser]; and, for objects, [ReregMR],
-// [CQResizer], [CQModerator], [CQCounter], [McastQP], [UserQP], [QPPeeker]. If the interface is not implemented, the
-// midlayer returns EOPNOTSUPP. Methods also return EOPNOTSUPP for unsupported types and opcodes. The midlayer finds the
-// interfaces with [As]. A wrapper of a driver or of an object therefore has all features of the wrapped value.
+// [XRCDriver], [Disassociator], [UserContexter], [MethodDriver], [NumberReuser], [Refiller]; and, for objects,
+// [ReregMR], [CQResizer], [CQModerator], [CQCounter], [McastQP], [UserQP], [QPPeeker], [SendQueuer]. If the interface
+// is not implemented, the midlayer returns EOPNOTSUPP. Methods also return EOPNOTSUPP for unsupported types and
+// opcodes. The midlayer finds the interfaces with [As]. A wrapper of a driver or of an object therefore has all
+// features of the wrapped value.
 type Driver interface {
 	// QueryDevice returns the attributes and limits of the device. QueryDevice may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -321,6 +322,19 @@ type Disassociator interface {
 	// are destroyed next. Until then their methods work as before. Disassociate may sleep, but must not wait for the
 	// process.
 	Disassociate(c UserContext)
+}
+
+// SendQueuer is implemented by a DriverQP that can queue work requests without executing them.
+type SendQueuer interface {
+	// QueueSend is PostSend, except that the requests are executed after the next call of UserQP.Doorbell. QueueSend
+	// executes nothing, and takes no lock that is held while requests are executed. QueueSend may not sleep.
+	QueueSend(wrs []SendWR) (n int, err error)
+}
+
+// Refiller is implemented by a Driver that calls [DriverQPInit.Refill].
+type Refiller interface {
+	// CallsRefill has no effect.
+	CallsRefill()
 }
 
 // NumberReuser is implemented by a Driver that can reuse the numbers of destroyed queue pairs at once. By default

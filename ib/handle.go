@@ -110,8 +110,14 @@ func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 	return h
 }
 
+// MR returns the region for consumers, for use in BindMW.MR. MR may not sleep.
+func (h MRHandle) MR() *MR { return h.mr }
+
 // MWHandle is a driver's handle of a memory window.
 type MWHandle struct{ mw *MW }
+
+// MW returns the window for consumers, for use in BindMW.MW. MW may not sleep.
+func (h MWHandle) MW() *MW { return h.mw }
 
 // SetRKey sets the key of the window. The driver calls SetRKey in AllocMW and at the completion of a bind. SetRKey may
 // not sleep.
@@ -128,6 +134,14 @@ type CQHandle struct {
 func (h CQHandle) Redirect(f func()) CQHandle {
 	h.completed = f
 	return h
+}
+
+// NewCallback returns a function that schedules f. A thread without locks calls f later, like a completion handler:
+// calls of f do not overlap, and a call of f begins after each call of the function. f may not sleep. The function
+// may not sleep, and may be called with any locks held.
+func (h CQHandle) NewCallback(f func()) (schedule func()) {
+	cq := &CQ{handler: func(*CQ) { f() }, object: object{dev: h.cq.dev, kind: kindCQ}}
+	return CQHandle{cq: cq}.Completed
 }
 
 // SetEntries sets the actual capacity. CreateCQ and Resize call it.
@@ -185,6 +199,12 @@ func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 	return twin, err
 }
 
+// NewAH returns an address handle with a given driver's side, which a wrapper has created in the domain pd, for use in
+// the wrapper's work requests. The handle has no reference to the GID. NewAH may not sleep.
+func (h QPHandle) NewAH(side DriverAH, pd DriverPD) *AH {
+	return &AH{object: object{dev: h.qp.dev, kind: kindAH}, drv: side, pd: &PD{drv: pd}}
+}
+
 // MR returns the driver's side of a memory region. MR may not sleep.
 func (h QPHandle) MR(mr *MR) DriverMR {
 	if mr == nil || !mr.lifeState().IsAlive() {
@@ -215,6 +235,16 @@ type DriverQPInit struct {
 	Port           uint8
 	SRQ            DriverSRQ  // may be nil
 	XRCD           DriverXRCD // QPTypeXRCTgt
+
+	// The next fields are set by a wrapper that posts the requests of a user context.
+
+	// User is the context that the queue pair works for, or nil. The driver uses it in reports, and does not access the
+	// memory of User's queues.
+	User UserContext
+	// Refill, if not nil, posts receives with PostRecv. A driver with [Refiller] calls Refill before it refuses a message
+	// because the receive queue is empty. The driver calls Refill on the thread that executes the message, without a lock
+	// that PostRecv takes. Refill may not sleep, and calls no other method of the driver.
+	Refill func()
 }
 
 // SRQHandle is a driver's handle of a shared receive queue.
@@ -234,4 +264,7 @@ type DriverSRQInit struct {
 	Attr SRQAttr    // requested capacities; the driver stores the actual ones
 	XRCD DriverXRCD // SRQXRC
 	CQ   DriverCQ   // SRQXRC
+	// Refill is the equivalent of [DriverQPInit.Refill]. The driver also calls Refill before it raises
+	// EventSRQLimitReached.
+	Refill func()
 }

@@ -204,6 +204,9 @@ type WC struct {
 	// type of the network header: 1 for IPv6, 2 for IPv4.
 	SL   uint8
 	Port uint8
+	// Solicited is set if the completion is one that NotifySolicited reports because of its sender. Not all drivers set
+	// Solicited.
+	Solicited bool
 }
 
 // NotifyFlags are the options of ReqNotify.

@@ -13,7 +13,8 @@ import (
 // midlayer.
 var notVerbs = map[string]bool{
 	"Driver.EnterError": true, "UserContexter.AllocUserContext": true, "UserContexter.DeallocUserContext": true,
-	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "LibraryFaulter.LibraryFault": true,
+	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "Refiller.CallsRefill": true,
+	"SendQueuer.QueueSend": true, "LibraryFaulter.LibraryFault": true,
 	"CQCounter.Waiting": true, "QPPeeker.Peek": true, "UserQP.TakeBack": true,
 	"MethodDriver.Methods": true,
 	// The next entries are functions of the midlayer that drivers call.
