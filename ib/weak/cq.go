@@ -82,6 +82,10 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 
 // recordInnerReport records a report of the inner driver, which may hold its locks.
 func (c *cq) recordInnerReport() {
+	if c.d.Relay != nil {
+		c.obj.Completed()
+		return
+	}
 	c.rep.Store(true)
 	c.d.scheduleDelayStep()
 }
@@ -117,14 +121,18 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	if len(wc) == 0 {
 		return 0, nil
 	}
-	for _, q := range c.d.qpsWithDelayedSends(c) {
-		q.runSendStep()
+	if c.d.Relay == nil {
+		for _, q := range c.d.qpsWithDelayedSends(c) {
+			q.runSendStep()
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.decrementDelays()
+	if c.d.Relay == nil {
+		c.decrementDelays()
+	}
 	c.polls++
-	batch := c.d.hasChoice(LateCompletion) && c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0
+	batch := c.d.Relay == nil && c.d.hasChoice(LateCompletion) && c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0
 	most := 1
 	switch {
 	case batch: // fills the array if enough completions have been delayed
@@ -152,7 +160,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		err = nil
 		executeAllWrites()
 	}
-	if c.notify&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delaysCompletions() {
+	if (c.notify&ib.NotifyNextComp != 0 || c.d.Relay != nil) && len(c.held) > 0 && c.delaysCompletions() {
 		c.later = true
 		c.d.scheduleDelayStep()
 	}
@@ -230,13 +238,13 @@ func (d *driver) translateCompletion(wc ib.WC) windowEntry {
 		side |= 1
 	}
 	if d.Choices&Of(LateCompletion, MissedCompletion) != 0 {
-		e.wait = d.drawRandom(LateCompletion, side, e.seq, 3)
+		e.wait = d.drawDelay(LateCompletion, side, e.seq, 3)
 	}
 	if d.hasChoice(LateFlush) && wc.Status == ib.WCWRFlushErr {
-		e.wait += 1 + d.drawRandom(LateFlush, side, e.seq, 4)
+		e.wait += 1 + d.drawDelay(LateFlush, side, e.seq, 4)
 	}
 	if d.hasChoice(SplitAtomic) && e.send && wc.Status == ib.WCSuccess &&
-		(wc.Opcode == ib.WCFetchAdd || wc.Opcode == ib.WCCompSwap) {
+		(wc.Opcode == ib.WCFetchAdd || wc.Opcode == ib.WCCompSwap) && !d.isSpared(SplitAtomic, side, e.seq) {
 		e.wait += 1 + d.drawRandom(SplitAtomic, side, e.seq, 3)
 	}
 	return e
@@ -347,9 +355,17 @@ func (c *cq) Waiting() int {
 // ReqNotify implements ib.DriverCQ. A delayed completion does not exist yet for the consumer. The completion is
 // reported when it becomes visible, unless ReqNotify asked for solicited completions only. With MissedCompletion all
 // delayed completions may arrive just before the call and remain unreported.
+//
+// For a Relay, ReqNotify only decides whether the delayed completions arrive before the call.
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.d.Relay != nil {
+		if missed = len(c.held) > 0 && c.drawMiss(); missed {
+			c.endWindowDelays()
+		}
+		return missed, nil
+	}
 	if c.notify == 0 {
 		c.rep.Store(false) // set by the report for an earlier ReqNotify
 	}
@@ -368,8 +384,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	if len(c.held) == 0 {
 		return missed, nil
 	}
-	c.arms++
-	miss := c.d.hasChoice(MissedCompletion) && c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
+	miss := c.drawMiss()
 	if c.notify == ib.NotifySolicited || !c.delaysCompletions() || miss {
 		c.endWindowDelays()
 		return missed || flags&ib.NotifyReportMissed != 0, nil
@@ -377,6 +392,34 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.later = true
 	c.d.scheduleDelayStep()
 	return missed, nil
+}
+
+// drawMiss decides whether delayed completions arrive before a call of ReqNotify.
+//
+//verbena:held mu
+func (c *cq) drawMiss() bool {
+	c.arms++
+	return c.d.hasChoice(MissedCompletion) && c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
+}
+
+// Rearm implements Completions.
+func (c *cq) Rearm() (missed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.held) >= reorderWindow { // the inner queue can wait for the next step
+		c.later = true
+		c.d.scheduleDelayStep()
+		return false, nil
+	}
+	return c.DriverCQ.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+}
+
+// EndDelays implements Completions.
+func (c *cq) EndDelays() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.fillWindow(1 << 30)
+	c.endWindowDelays()
 }
 
 // runCQStep executes a step that is not caused by a poll. runCQStep reports whether more steps are needed.
@@ -397,7 +440,7 @@ func (c *cq) runCQStep() (more bool) {
 	if len(c.held) == 0 {
 		c.later = false
 	}
-	if report && c.notify != 0 {
+	if report && (c.notify != 0 || c.d.Relay != nil) {
 		c.notify, c.later = 0, false
 		c.obj.Completed()
 	}

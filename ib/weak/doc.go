@@ -12,7 +12,8 @@
 //
 // A delay is counted in steps. Each Poll of the completion queue is one step. While a completion, request or event is
 // delayed, each period of 200 µs is one step as well. User contexts post and poll without a call. The objects of user
-// contexts are passed through unchanged.
+// contexts are passed through unchanged. Package driver/relay brings the choices to user contexts: for each context
+// that asks for them (see [User]), it posts the requests to a weak device with a [Relay].
 //
 // The checks of package ibtest are correct consumers, with two exceptions. Some checks read memory before its
 // completion, and some count the completions in a queue with one Poll.

@@ -1,9 +1,11 @@
 package weak
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"verbena/ib"
@@ -18,6 +20,93 @@ type Config struct {
 	Fail func()
 	// CallFailed is called on the thread of a call that FailedCall makes fail. CallFailed may be nil.
 	CallFailed func()
+	// Relay is nil, or the settings for a wrapper that passes the completions on to queues of its own.
+	Relay *Relay
+}
+
+// Relay adapts a weak device to a wrapper that posts the requests of a program and passes the completions on. The
+// queues report each completion at once, without ReqNotify. The wrapper then polls. Only some requests are delayed,
+// except the first requests of a queue. A delay is counted in periods of relayStep and not in polls. With a driver that
+// supports [ib.SendQueuer], requests are only queued, and the wrapper calls UserQP.Doorbell.
+type Relay struct{ Group *Group }
+
+// User is implemented by an ib.UserContext whose program may ask for a weak device.
+type User interface {
+	// WeakConfig returns the settings, or nil if the program did not ask. Only Seed and Choices are used. WeakConfig may
+	// not sleep.
+	WeakConfig() *Config
+}
+
+// Completions is implemented by the completion queues of a device with a [Relay].
+type Completions interface {
+	// Rearm enables the next report. It returns true if the caller must poll again. Rearm may not sleep.
+	Rearm() (missed bool, err error)
+	// EndDelays makes all completions due that the device has reported. EndDelays may not sleep.
+	EndDelays()
+}
+
+// Sends is implemented by the queue pairs of a device with a [Relay].
+type Sends interface {
+	// EndDelays posts the delayed requests. EndDelays may not sleep.
+	EndDelays()
+}
+
+// Group holds weak devices on one inner driver. Their queue pairs can be connected to one another. The zero Group is
+// empty.
+type Group struct {
+	mu      sync.Mutex
+	devices map[*driver]struct{}
+}
+
+// add adds a device.
+func (g *Group) add(d *driver) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.devices == nil {
+		g.devices = map[*driver]struct{}{}
+	}
+	g.devices[d] = struct{}{}
+}
+
+// Remove removes a device of New. Remove may not sleep.
+func (g *Group) Remove(d ib.Driver) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w, ok := d.(*driver); ok {
+		delete(g.devices, w)
+	}
+}
+
+// members returns the devices on the inner driver of d, including d.
+func (d *driver) members() []*driver {
+	if d.Relay == nil || d.Relay.Group == nil {
+		return []*driver{d}
+	}
+	g := d.Relay.Group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Collect(maps.Keys(g.devices))
+}
+
+// The next constants apply to a device with a Relay.
+const (
+	relayStep     = 20 * time.Microsecond // minimum duration of a step; the thread of the steps may be late
+	alwaysDelayed = 32                    // the first requests of a queue are delayed like those of other devices
+	rareDelays    = 32                    // a delay occurs for one in so many later requests
+)
+
+// isSpared reports whether a choice does not apply to a request because too many requests would be delayed.
+func (d *driver) isSpared(c Choice, qp, request uint64) bool {
+	const second = 1 << 20 // queue number for this decision
+	return d.Relay != nil && request > alwaysDelayed && d.drawRandom(c, qp^second, request, rareDelays) != 0
+}
+
+// drawDelay returns the delay of a request in steps, below n.
+func (d *driver) drawDelay(c Choice, qp, request uint64, n uint64) int {
+	if d.isSpared(c, qp, request) {
+		return 0
+	}
+	return d.drawRandom(c, qp, request, n)
 }
 
 // stepPeriod is the period that counts as one step while no poll occurs.
@@ -73,6 +162,9 @@ func New(d ib.Driver, c Config) ib.Driver {
 	}
 	if r, ok := ib.As[ib.NumberReuser](d); ok && c.Choices.Has(EarlyNumbers) {
 		r.ReuseNumbers()
+	}
+	if c.Relay != nil && c.Relay.Group != nil {
+		c.Relay.Group.add(w)
 	}
 	return w
 }
@@ -199,10 +291,22 @@ func (d *driver) scheduleDelayStep() {
 
 //verbena:held timer
 func (d *driver) startStepTimer() {
-	if !d.ticking {
-		d.ticking = true
-		time.AfterFunc(stepPeriod, d.runDelayStep)
+	if d.ticking {
+		return
 	}
+	d.ticking = true
+	if d.Relay == nil {
+		time.AfterFunc(stepPeriod, d.runDelayStep)
+	} else {
+		go d.runRelayStep()
+	}
+}
+
+// runRelayStep executes a step after relayStep. The timers of the runtime can be late by a millisecond.
+func (d *driver) runRelayStep() {
+	wait := syscall.NsecToTimespec(int64(relayStep))
+	_ = syscall.Nanosleep(&wait, nil)
+	d.runDelayStep()
 }
 
 // scheduleEvents schedules runDelayStep for the events of a queue pair.

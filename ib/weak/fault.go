@@ -210,12 +210,12 @@ func (q *qp) exceedsPeerReads(r *weakRequest) bool {
 	if !q.d.hasChoice(ReadLimit) || q.init.Type != ib.QPTypeRC || !isReadOrAtomic(r) {
 		return false
 	}
-	q.d.mu.Lock()
-	defer q.d.mu.Unlock()
 	p := q.ownPeer()
 	if p == nil {
 		return false
 	}
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
 	n := 0
 	for _, x := range q.out {
 		if isReadOrAtomic(x) {
@@ -225,16 +225,30 @@ func (q *qp) exceedsPeerReads(r *weakRequest) bool {
 	return p.readsServed > 0 && p.readsServed < q.readsSent && n > p.readsServed
 }
 
-// ownPeer returns the connected peer if it is on the same device, or nil.
-//
-//verbena:held q.d.mu
-func (q *qp) ownPeer() *qp {
-	if !q.toOwnDevice {
+// ownPeer returns a copy of the connection's attributes of the connected peer if it is on the same device, or nil.
+func (q *qp) ownPeer() *connection {
+	q.d.mu.Lock()
+	own := q.connection
+	q.d.mu.Unlock()
+	if !own.toOwnDevice {
 		return nil
 	}
-	for _, p := range q.d.qps {
-		if p.obj.Num() == q.dest && p.dest == q.obj.Num() && p.toOwnDevice {
-			return p
+	for _, d := range q.d.members() {
+		if c := d.connectionOf(own.dest, q.obj.Num()); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// connectionOf returns a copy of the attributes of queue pair num if its peer is queue pair dest of the same device.
+func (d *driver) connectionOf(num, dest uint32) *connection {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.qps {
+		if p.obj.Num() == num && p.dest == dest && p.toOwnDevice {
+			c := p.connection
+			return &c
 		}
 	}
 	return nil
@@ -252,9 +266,9 @@ func (q *qp) strictPeerStatus(r *weakRequest) ib.WCStatus {
 	for _, s := range r.wr.SGList {
 		n += int(s.Length)
 	}
+	p := q.ownPeer()
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	p := q.ownPeer()
 	switch {
 	case p == nil || p.pathMTU == 0 || q.pathMTU == 0:
 	case q.sendPSN != p.recvPSN:

@@ -1000,8 +1000,8 @@ func (s *qpSide) awaitSuccess(n int) error {
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
 	var b strings.Builder
-	b.WriteString("| choice | the device | permitted by | exposes a consumer that | litmus: the wrong consumer " +
-		"|\n|---|---|---|---|---|\n")
+	b.WriteString("| choice | programs | the device | permitted by | exposes a consumer that " +
+		"| litmus: the wrong consumer |\n|---|---|---|---|---|---|\n")
 	for i, r := range weak.Choices {
 		if r.Choice != weak.Choice(i) || r.Name == "" || names[r.Name] || r.Does == "" || r.Permitted == "" ||
 			r.Breaks == "" {
@@ -1020,7 +1020,12 @@ func TestTable(t *testing.T) {
 		if misuses == nil {
 			t.Errorf("litmus program for %s: got none, want one", r.Name)
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))
+		programs := "yes"
+		if weak.InProcess.Has(r.Choice) {
+			programs = "no"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", r.Name, programs,
+			r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))
 	}
 	gendoc.CheckSection(t, "../../docs/results/weak.md", "weak choices", b.String())
 }

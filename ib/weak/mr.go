@@ -29,6 +29,16 @@ func (d *driver) innerLKey(lkey uint32) uint32 {
 	return lkey
 }
 
+// AdviseMR implements ib.MRAdviser if the inner driver does.
+func (d *driver) AdviseMR(pd ib.DriverPD, advice ib.MRAdvice, flags ib.MRAdviceFlags, sgl []ib.SGE) error {
+	inner, ok := ib.As[ib.MRAdviser](d.Driver)
+	if !ok {
+		return syscall.EOPNOTSUPP
+	}
+	sgl, _ = d.translateElements(sgl, pd, false, false)
+	return inner.AdviseMR(pd, advice, flags, sgl)
+}
+
 // maxShadowLen is the maximum size, in bytes, of regions that are filled late.
 const maxShadowLen = 1 << 22
 
@@ -369,6 +379,10 @@ func (m *mr) shadowForRange(pd ib.DriverPD, addr, n uint64, exposed bool) *shado
 // isRemotelyWritable reports whether a region of the device has a remote key with the right to write, and contains a
 // range.
 func (d *driver) isRemotelyWritable(rkey uint32, addr, n uint64) bool {
+	return slices.ContainsFunc(d.members(), func(m *driver) bool { return m.hasRemotelyWritable(rkey, addr, n) })
+}
+
+func (d *driver) hasRemotelyWritable(rkey uint32, addr, n uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, m := range d.mrs {

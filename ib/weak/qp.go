@@ -28,6 +28,8 @@ type qp struct {
 
 	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
 	mu           sync.Mutex
+	deferred     ib.SendQueuer // nil: requests are executed when they are posted
+	unrung       bool          // requests were queued and not executed
 	held         []*weakRequest
 	sends, recvs uint64         // number posted
 	reading      []*weakRequest // requests in the inner queue pair with targets that are filled late
@@ -44,6 +46,11 @@ type qp struct {
 	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
 	in     []*weakRequest // posted receives
 	shared uint64         // number of polled completions of receives from a shared receive queue
+	connection
+}
+
+// connection holds the attributes that the two sides of a connection must agree on.
+type connection struct {
 	// readsSent and readsServed are the numbers of READs and atomics that the queue pair keeps in flight, and executes for
 	// its peer. dest is the number of the peer, and toOwnDevice reports whether the peer is on the same device.
 	readsSent, readsServed int
@@ -93,6 +100,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 		init.Cap = asked
 	}
 	q.init, q.room = *init, init.Cap
+	if d.Relay != nil {
+		q.deferred, _ = ib.As[ib.SendQueuer](q.DriverQP)
+	}
 	q.sendCQ, _ = init.SendCQ.(*cq)
 	q.recvCQ, _ = init.RecvCQ.(*cq)
 	d.mu.Lock()
@@ -167,7 +177,7 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 	k := requestKind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
 	wait := 0
 	if q.d.hasChoice(LateSource) {
-		wait = q.d.drawRandom(LateSource, q.ord, r.seq, 4)
+		wait = q.d.drawDelay(LateSource, q.ord, r.seq, 4)
 	}
 	cut := q.splitLength(wr, r.seq)
 	if !full && (wait > 0 || cut > 0 || len(q.held) > 0) && q.canDelay(wr, k) && q.copyAH(r) {
@@ -311,9 +321,14 @@ func (q *qp) trimAndCheckFull(list *[]*weakRequest, c *cq, room uint32) bool {
 func (q *qp) canDelay(wr *ib.SendWR, k requestKind) bool {
 	most := uint64(maxHeld)
 	switch q.init.Type {
-	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeXRCInit:
-	case ib.QPTypeUD:
-		most = maxDatagram
+	case ib.QPTypeRC, ib.QPTypeXRCInit:
+	case ib.QPTypeUC, ib.QPTypeUD:
+		if q.d.Relay != nil && !supportsUnreliably(wr.Opcode, q.init.Type) {
+			return false
+		}
+		if q.init.Type == ib.QPTypeUD {
+			most = maxDatagram
+		}
 	default:
 		return false
 	}
@@ -344,7 +359,18 @@ func (q *qp) canDelay(wr *ib.SendWR, k requestKind) bool {
 	q.d.mu.Lock()
 	known := q.d.holds[k]
 	q.d.mu.Unlock()
-	return known && n <= most && q.DriverQP.State() == ib.QPRTS
+	return (known || q.d.Relay != nil) && n <= most && q.DriverQP.State() == ib.QPRTS
+}
+
+// supportsUnreliably reports whether an unreliable queue pair supports an operation that carries data.
+func supportsUnreliably(op ib.WROpcode, t ib.QPType) bool {
+	switch op {
+	case ib.WRSend, ib.WRSendWithImm:
+		return true
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+		return t == ib.QPTypeUC
+	}
+	return false
 }
 
 // isFenceBlocked reports whether a request has a fence and data of earlier READs have not yet been copied to their
@@ -380,6 +406,7 @@ func (q *qp) isFenceBlocked(r *weakRequest) bool {
 
 // runSendStep executes one step. runSendStep reports whether sends are still delayed.
 func (q *qp) runSendStep() (more bool) {
+	defer q.ring()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for first := true; len(q.held) > 0; first = false {
@@ -445,7 +472,8 @@ func (q *qp) splitLength(wr *ib.SendWR, seq uint64) uint64 {
 	for _, s := range wr.SGList {
 		n += uint64(s.Length)
 	}
-	if !q.d.hasChoice(WriteOrder) || wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll ||
+	if !q.d.hasChoice(WriteOrder) || q.d.isSpared(WriteOrder, q.ord, seq) ||
+		wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll ||
 		n < 32 ||
 		q.d.drawRandom(WriteOrder, q.ord, seq, 64)%2 == 0 || !q.d.isRemotelyWritable(wr.RKey, wr.RemoteAddr, n) {
 		return 0
@@ -486,7 +514,7 @@ func (q *qp) postSplitWrite(r *weakRequest) {
 	q.d.reqs[r.half] = r
 	q.d.mu.Unlock()
 	wr.ID = r.half
-	if _, err := q.DriverQP.PostSend([]ib.SendWR{wr}); err != nil {
+	if err := q.send(wr); err != nil {
 		q.d.mu.Lock()
 		delete(q.d.reqs, r.half)
 		q.d.mu.Unlock()
@@ -515,11 +543,50 @@ func splitSGL(list []ib.SGE, n uint64) (first, rest []ib.SGE) {
 	return first, nil
 }
 
+// send posts a request to the inner queue pair. With a Relay and an ib.SendQueuer, it only queues the request.
+//
+//verbena:held mu
+func (q *qp) send(wr ib.SendWR) error {
+	if q.deferred == nil {
+		_, err := q.DriverQP.PostSend([]ib.SendWR{wr})
+		return err
+	}
+	_, err := q.deferred.QueueSend([]ib.SendWR{wr})
+	q.unrung = q.unrung || err == nil
+	return err
+}
+
+// ring executes the queued requests. It is for steps, because the caller of PostSend executes them itself.
+func (q *qp) ring() {
+	if q.deferred == nil {
+		return
+	}
+	q.mu.Lock()
+	queued := q.unrung
+	q.unrung = false
+	q.mu.Unlock()
+	if user, ok := ib.As[ib.UserQP](q.DriverQP); ok && queued {
+		user.Doorbell(nil)
+	}
+}
+
+// EndDelays implements Sends.
+func (q *qp) EndDelays() {
+	q.mu.Lock()
+	for _, r := range q.held {
+		r.wait, r.cut = 0, 0
+	}
+	for len(q.held) > 0 && q.postFirstDelayedSend() {
+	}
+	q.mu.Unlock()
+	q.ring()
+}
+
 // postToInner posts a send to the inner queue pair.
 //
 //verbena:held mu
 func (q *qp) postToInner(r *weakRequest) error {
-	_, err := q.DriverQP.PostSend([]ib.SendWR{r.wr})
+	err := q.send(r.wr)
 	q.freeAHCopies(r)
 	if err == nil && len(r.targets) > 0 {
 		q.reading = append(q.reading, r)

@@ -57,6 +57,7 @@ func (q *qp) planRepeats(r *weakRequest) {
 	}
 	q.repeats = slices.DeleteFunc(q.repeats, func(x *weakRequest) bool { return x.repeat == repeatNone })
 	if r.wr.Opcode == ib.WRRDMARead && r.signaled && !c.moderated && c.notify != ib.NotifySolicited &&
+		!q.d.isSpared(ReadOrder, q.ord, r.seq) &&
 		q.d.drawRandom(ReadOrder, q.ord, r.seq, 2) == 0 {
 		r.repeat = repeatPossible
 		q.repeats = append(q.repeats, r)
@@ -78,10 +79,11 @@ func (q *qp) isRepeating() bool {
 // runRepeatStep executes one step for the READs of the queue pair. It reports whether a READ waits for its second
 // execution.
 func (q *qp) runRepeatStep() (more bool) {
+	defer q.ring()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if again := q.nextRepeat(); again != nil {
-		if _, err := q.DriverQP.PostSend([]ib.SendWR{again.wr}); err != nil {
+		if err := q.send(again.wr); err != nil {
 			q.d.dropRequests(again)
 			q.sendCQ.mu.Lock()
 			again.original.repeat = repeatNone
@@ -137,7 +139,7 @@ func (q *qp) nextRepeat() *weakRequest {
 func (c *cq) finishRepeat(again *weakRequest, status ib.WCStatus) {
 	r := again.original
 	r.repeat = repeatNone
-	if c.notify == ib.NotifyNextComp {
+	if c.notify == ib.NotifyNextComp || c.d.Relay != nil {
 		c.later = true // a poll in the meantime may have found the queue empty
 	}
 	if status == ib.WCSuccess || status == ib.WCWRFlushErr {

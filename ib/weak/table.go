@@ -1,5 +1,11 @@
 package weak
 
+import (
+	"fmt"
+	"slices"
+	"syscall"
+)
+
 // Choice is a freedom of a device that a weak device uses.
 type Choice uint8
 
@@ -234,6 +240,11 @@ var Choices = [numChoices]Row{
 // Set is a set of choices.
 type Set uint32
 
+// InProcess is the set of choices for consumers in this process alone. Package driver/relay applies the other choices
+// to programs.
+const InProcess = Set(1)<<EarlyNumbers | 1<<LateTarget | 1<<LateRead | 1<<PoisonedTarget | 1<<LastCallback |
+	1<<SplitAtomic | 1<<FailedDevice | 1<<FailedPost
+
 // All has every choice, except Faults.
 const All = (Set(1)<<numChoices - 1) &^ Faults
 
@@ -243,6 +254,22 @@ func Of(choices ...Choice) (s Set) {
 		s |= 1 << c
 	}
 	return s
+}
+
+// ParseForPrograms returns the set of the choices with the given names, or 0 without names. It returns EINVAL for an
+// unknown name, and for a choice that programs do not meet.
+func ParseForPrograms(names []string) (s Set, err error) {
+	for _, name := range names {
+		i := slices.IndexFunc(Choices[:], func(r Row) bool { return r.Name == name })
+		switch {
+		case i < 0:
+			return 0, fmt.Errorf("no choice of weak devices has the name %q: %w", name, syscall.EINVAL)
+		case InProcess.Has(Choices[i].Choice):
+			return 0, fmt.Errorf("programs do not meet the choice %s: %w", name, syscall.EINVAL)
+		}
+		s |= Of(Choices[i].Choice)
+	}
+	return s, nil
 }
 
 // Has reports whether a choice is in the set.
