@@ -14,6 +14,9 @@ import (
 
 const (
 	maxCQ = 1 << 20
+
+	// wcSolicited marks solicited completions in a queue of this process.
+	wcSolicited uapi.WCFlags = 1 << 31
 )
 
 // cq is a completion queue: a ring that the engine fills and the consumer empties.
@@ -86,6 +89,9 @@ func (c *cq) post(wc *uapi.WC, solicited bool, traced *driver.RequestEvent) bool
 		return false
 	}
 	c.added = *wc
+	if solicited && c.ctx == nil {
+		c.added.WCFlags |= wcSolicited
+	}
 	_, waiting, ok := c.oldest()
 	if !ok || int(waiting) == c.queue.Capacity() || !c.queue.Push(&c.added) {
 		c.lost = true
@@ -200,6 +206,7 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 		to.Flags |= ib.WCWithInvalidate
 		to.InvalidateRKey = w.Ex.InvalidateRKey()
 	}
+	to.Solicited = w.WCFlags&wcSolicited != 0
 	if qp := c.dev.qp(w.QPNum); qp != nil {
 		to.QP = qp.obj.QP()
 	}
@@ -294,7 +301,7 @@ func (c *cq) Destroy() error {
 // pair enters the error state. traced, if not nil, is the event of the request in the queue pair's trace.
 func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool, traced *driver.RequestEvent) {
 	wc.QPNum = qp.num
-	posted := c.post(wc, solicited, traced)
+	posted := qp.user != nil && qp.dev.silent.Load() || c.post(wc, solicited, traced)
 	if traced != nil {
 		if !posted {
 			traced.Flags |= driver.FlagLost

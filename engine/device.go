@@ -313,6 +313,9 @@ const (
 // UserABI implements ib.Driver.
 func (o ops) UserABI() (driverID, version uint32) { return o.dev.layout.UserABI() }
 
+// CallsRefill implements ib.Refiller.
+func (o ops) CallsRefill() {}
+
 // Personality returns the layout of the queues. Its package distinguishes the drivers on this engine.
 func (o ops) Personality() any { return o.dev.layout }
 

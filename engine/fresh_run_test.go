@@ -51,7 +51,7 @@ func TestLookBeforeTheDoorbell(t *testing.T) {
 			}
 			qp := qpOf(x.qps[0])
 			p := qp.dev.begin(false)
-			_, err := qp.req.postSend(p, []ib.SendWR{wr})
+			_, err := qp.req.postSend(&p.posted, []ib.SendWR{wr})
 			check(t, err)
 			p.end()
 			returned := make(chan struct{})
@@ -109,7 +109,7 @@ func TestQueryOfABusySender(t *testing.T) {
 	b.connect(conn{})
 	qp := qpOf(b.a.qp)
 	p := qp.dev.begin(false)
-	_, err := qp.req.postSend(p, []ib.SendWR{wr})
+	_, err := qp.req.postSend(&p.posted, []ib.SendWR{wr})
 	check(t, err)
 	p.end()
 	_, err = qp.Query(0)
@@ -224,7 +224,7 @@ func TestWayReturnsUnderTrain(t *testing.T) {
 			b.b.dev.SetShortcut(on)
 		}
 		qp.exclusively(func(p *pass) {
-			_, err := qp.req.postSend(p, wrs)
+			_, err := qp.req.postSend(&p.posted, wrs)
 			check(t, err)
 			qp.advance(p)
 			way(false)

@@ -28,6 +28,7 @@ func (qp *QP) ref() driver.QPRef {
 // foreignRef is ref for a thread that does not run the queue pair.
 func (qp *QP) foreignRef() driver.QPRef {
 	r := driver.QPRef{Device: qp.dev.name, Num: qp.num, Type: qp.typ, State: qp.State(), DestQPN: qp.peer.Load()}
+	r.Context = qp.user
 	if qp.ctx != nil {
 		r.Context = qp.ctx.UserContext
 	}

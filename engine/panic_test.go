@@ -106,8 +106,9 @@ func TestPanic(t *testing.T) {
 		{"doorbell", true, func(c *couple) {
 			qp := qpOf(c.qps[0])
 			p := qp.dev.begin(false)
-			_, err := qp.req.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8,
-				LKey: c.mr.LKey()}}}})
+			_, err := qp.req.postSend(&p.posted,
+				[]ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8,
+					LKey: c.mr.LKey()}}}})
 			p.end()
 			check(c.t, err)
 			c.space.broken.Store(true)

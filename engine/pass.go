@@ -242,7 +242,7 @@ func (p *pass) mayRun(qp *QP) bool {
 	case qp.typ == ib.QPTypeXRCTgt:
 		return qp.xrcd != nil && !qp.xrcd.programs.Load()
 	}
-	return qp.ctx == nil || qp.ctx == p.method.ctx
+	return qp.ctx == nil && (qp.user == nil || qp.user == p.method.user) || qp.ctx != nil && qp.ctx == p.method.ctx
 }
 
 // claim is an endpoint from which the pass receives.

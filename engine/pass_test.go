@@ -144,7 +144,7 @@ func TestWayChangesUnderTrain(t *testing.T) {
 			fill(b.a.buf[:size], 1)
 			qp := qpOf(b.a.qp)
 			qp.exclusively(func(p *pass) {
-				_, err := qp.req.postSend(p, []ib.SendWR{{
+				_, err := qp.req.postSend(&p.posted, []ib.SendWR{{
 					ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(),
 				}})
 				check(t, err)

@@ -54,9 +54,11 @@ type QP struct {
 	typ ib.QPType
 	service
 	pd     *pd
-	ctx    *userContext  // nil for a consumer in this process
-	counts *objectCounts // see Device.counts
-	listed int           // index in its directory; under directory.mu
+	ctx    *userContext   // nil for a consumer in this process
+	user   ib.UserContext // the context for which a wrapper of the driver posts requests; nil: none
+	refill func()         // posts receives when the receive queue is empty; may be nil
+	counts *objectCounts  // see Device.counts
+	listed int            // index in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
 	sigAll bool
@@ -69,6 +71,7 @@ type QP struct {
 	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
 
 	sending sync.Mutex // serialises PostSend, and excludes it from reset
+	queued  queue.Send // the request of QueueSend; under sending
 
 	posting  sync.Mutex // serialises PostRecv, and excludes it from reset; after sending
 	receives receives
@@ -117,7 +120,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	c := &init.Cap
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, service: kind, pd: domain(init.PD), ctx: d.context(u),
-		sigAll: init.SigAll, pathMTU: roce.MTU256,
+		sigAll: init.SigAll, pathMTU: roce.MTU256, user: init.User, refill: init.Refill,
 	}
 	qp.counts = d.counts(qp.ctx)
 	qp.sendCQ, _ = ib.As[*cq](init.SendCQ)
@@ -210,20 +213,29 @@ func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	}
 	p := qp.dev.begin(false)
 	defer p.caughtAs(&err)
-	n, err = qp.req.postSend(p, wrs)
+	n, err = qp.req.postSend(&p.posted, wrs)
 	p.wake(qp)
 	p.endMethod(qp)
 	return n, err
 }
 
-func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
+// QueueSend implements ib.SendQueuer. It may not sleep.
+func (qp *QP) QueueSend(wrs []ib.SendWR) (n int, err error) {
+	if qp.dev.broken.Load() {
+		return 0, errBroken
+	}
+	return qp.req.postSend(&qp.queued, wrs)
+}
+
+// postSend uses w, which belongs to the caller, or is protected by sending.
+func (r *requester) postSend(w *queue.Send, wrs []ib.SendWR) (n int, err error) {
 	qp := r.qp
 	qp.sending.Lock()
 	defer qp.sending.Unlock()
 	if s := qp.State(); s < ib.QPRTS { // reset holds the lock, so that no work request outlives it
 		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	for w := &p.posted; n < len(wrs); n++ {
+	for ; n < len(wrs); n++ {
 		if err := r.describe(w, &wrs[n]); err != nil {
 			return n, err
 		}
@@ -243,7 +255,14 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	}
 	n, err = qp.postRecv(wrs)
 	if qp.State() == ib.QPErr {
-		qp.Doorbell(nil)
+		p := qp.dev.begin(false)
+		defer p.caught()
+		p.wake(qp)
+		if qp.user == nil {
+			p.endMethod(qp)
+		} else {
+			p.endElsewhere() // the caller may hold a lock that Refill takes
+		}
 	}
 	return n, err
 }
@@ -401,7 +420,7 @@ func (o ops) Disassociate(c ib.UserContext) {
 	p := d.begin(false)
 	var tasks []*task
 	for qp := range d.qps.all() {
-		if qp.ctx == nil || qp.ctx.UserContext != c {
+		if qp.user != c && (qp.ctx == nil || qp.ctx.UserContext != c) {
 			continue
 		}
 		tasks = append(tasks, p.post(qp, func(p *pass) {

@@ -64,7 +64,7 @@ func (b *bench) built(f func(p *pass, from *QP), wrs ...ib.SendWR) {
 	b.t.Helper()
 	from := qpOf(b.a.qp)
 	from.exclusively(func(p *pass) {
-		_, err := from.req.postSend(p, wrs)
+		_, err := from.req.postSend(&p.posted, wrs)
 		check(b.t, err)
 		from.advance(p)
 		f(p, from)

@@ -262,6 +262,10 @@ func (r *responder) takeRecv(p *pass) verdict {
 		return r.takeShared(p, qp.srq)
 	}
 	status, found, ok := r.wqe.fetch(qp.rq, qp.cap.MaxRecvSGE)
+	if !found && ok && qp.refill != nil {
+		qp.refill()
+		status, found, ok = r.wqe.fetch(qp.rq, qp.cap.MaxRecvSGE)
+	}
 	if !ok {
 		qp.ringGone()
 		return notReady

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"verbena/driver"
+	"verbena/driver/relay"
 	"verbena/driver/rxe/layout"
 	"verbena/ib"
 	"verbena/internal/testutil"
@@ -169,6 +170,9 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 func (b *bench) nodeOn(dev *Device, s setup) *node {
 	b.t.Helper()
 	dev.SetShortcut(s.shortcut)
+	if relayed != nil {
+		dev.Handle().Wrap(func(d ib.Driver) ib.Driver { return relay.New(d, layout.Layout{}) })
+	}
 	check(b.t, b.core.Register(dev.Handle()))
 	var err error
 	n := &node{t: b.t, dev: dev, mem: umem.NewLocal(), buf: make([]byte, s.bufLen)}
@@ -510,7 +514,11 @@ func firstDifference(a, b []byte) int {
 }
 
 // The driver's sides of a consumer's objects.
-func qpOf(qp *ib.QP) *QP   { return deviceOf(qp).obj.QP(qp).(*QP) }
+func qpOf(qp *ib.QP) *QP {
+	q, _ := ib.As[*QP](deviceOf(qp).obj.QP(qp))
+	return q
+}
+
 func cqOf(c *ib.CQ) *cq    { return deviceOf(c).obj.CQ(c).(*cq) }
 func srqOf(s *ib.SRQ) *srq { return deviceOf(s).obj.SRQ(s).(*srq) }
 func mwOf(w *ib.MW) *mw    { return deviceOf(w).obj.MW(w).(*mw) }

@@ -26,7 +26,7 @@ func TestSpansApart(t *testing.T) {
 			fill(b.a.buf, 1)
 			qp := qpOf(b.a.qp)
 			qp.exclusively(func(p *pass) {
-				_, err := qp.req.postSend(p, []ib.SendWR{
+				_, err := qp.req.postSend(&p.posted, []ib.SendWR{
 					{ID: 1, Opcode: ib.WRSend, SGList: b.a.sge(0, 700_001)},
 					{ID: 2, Opcode: ib.WRSend, SGList: append(b.a.sge(0, 1500), b.a.sge(9, 9500)...)},
 				})
@@ -239,7 +239,7 @@ func TestSpansAligned(t *testing.T) {
 			source := b.a.sge(off, size)
 			var sent []payload
 			from.exclusively(func(p *pass) {
-				_, err := from.req.postSend(p, []ib.SendWR{
+				_, err := from.req.postSend(&p.posted, []ib.SendWR{
 					{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: source, RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
 				})
 				if err != nil {

@@ -27,6 +27,7 @@ type srq struct {
 	cq     *cq   // XRC: where the receives complete
 	xrcd   *xrcd // XRC: whose targets may take from it
 
+	refill   func()     // posts receives when too few are left; may be nil
 	posting  sync.Mutex // one producer in this process at a time; before mu
 	receives receives
 
@@ -46,7 +47,7 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, d.limits.sge,
 			syscall.EINVAL)
 	}
-	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE}
+	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE, refill: init.Refill}
 	if init.Type == ib.SRQXRC {
 		s.cq, _ = ib.As[*cq](init.CQ)
 		if s.xrcd, _ = ib.As[*xrcd](init.XRCD); s.xrcd != nil && s.ctx != nil {
@@ -110,6 +111,9 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 
 // take moves the oldest receive to w. It reports false when there is none.
 func (s *srq) take(w *recvWQE) (status uapi.WCStatus, taken bool) {
+	if s.refill != nil && s.runsLow() {
+		s.refill()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.life != whole {
@@ -135,6 +139,17 @@ func (s *srq) take(w *recvWQE) (status uapi.WCStatus, taken bool) {
 	}
 	s.checkLimit()
 	return status, true
+}
+
+// runsLow reports whether the queue is empty, or reaches its limit when another receive is taken.
+func (s *srq) runsLow() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.life != whole {
+		return false
+	}
+	n, ok := s.queue.Waiting()
+	return ok && n <= s.limit
 }
 
 // checkLimit raises the event when fewer receives are left than the limit, once.

@@ -277,8 +277,8 @@ func TestSRQUser(t *testing.T) {
 	mem := umem.NewLocal()
 	placeAddr, err := mem.Add(place)
 	check(t, err)
-	check(t, ops{b.b.dev}.AllocUserContext(&ib.Udata{Context: p, Space: mem}))
-	defer ops{b.b.dev}.DeallocUserContext(p)
+	check(t, contexter(b.b.dev).AllocUserContext(&ib.Udata{Context: p, Space: mem}))
+	defer contexter(b.b.dev).DeallocUserContext(p)
 	data := &ib.Udata{Context: p, Space: mem, Out: make([]byte, 64)}
 	var errs atomic.Int32
 	s, err := ibuser.CreateSRQ(b.b.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ,

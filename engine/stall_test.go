@@ -73,7 +73,7 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 	x.space.Local = umem.NewLocal()
 	dev := b.b.dev
 	data := func() *ib.Udata { return &ib.Udata{Context: x.program, Out: make([]byte, 64)} }
-	check(t, ops{dev}.AllocUserContext(data()))
+	check(t, contexter(dev).AllocUserContext(data()))
 	var err error
 	x.pd, err = ibuser.AllocPD(dev.IB(), data())
 	check(t, err)
@@ -103,7 +103,7 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 		check(t, x.own.Destroy())
 		check(t, x.cq.Destroy())
 		check(t, x.pd.Dealloc())
-		ops{dev}.DeallocUserContext(x.program)
+		contexter(dev).DeallocUserContext(x.program)
 	})
 	return x
 }
@@ -301,7 +301,8 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 	go func() {
 		defer close(stopped)
 		p := q.dev.begin(false)
-		_, err := q.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)}})
+		_, err := q.req.postSend(&p.posted,
+			[]ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)}})
 		p.post(silent, func(p *pass) {
 			p.enter(silent)
 			x.space.wait()
@@ -334,8 +335,9 @@ func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
 	obj := x.peers[0]
 	qp := qpOf(obj)
 	p := qp.dev.begin(false)
-	_, err := qp.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr,
-		RKey: x.mr.RKey()}})
+	_, err := qp.req.postSend(&p.posted,
+		[]ib.SendWR{{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr,
+			RKey: x.mr.RKey()}})
 	check(t, err)
 	p.end()
 	stopped := make(chan struct{})
@@ -383,7 +385,8 @@ func TestDoorbellHoldsCallbacksOfPeers(t *testing.T) {
 	check(t, err)
 	qp := qpOf(send)
 	p := qp.dev.begin(false)
-	_, err = qp.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled}})
+	_, err = qp.req.postSend(&p.posted,
+		[]ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled}})
 	check(t, err)
 	p.end()
 	var h ib.Hold

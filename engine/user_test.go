@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe/ring"
 	"verbena/ib"
+	"verbena/ib/weak"
 	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/uapi"
@@ -135,7 +136,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	t.Helper()
 	u := &user{program: newProgram(t), b: b}
 	dev := b.a.dev
-	check(t, ops{dev}.AllocUserContext(&ib.Udata{Context: u.program}))
+	check(t, contexter(dev).AllocUserContext(&ib.Udata{Context: u.program}))
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	var err error
 	u.cq, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50, Event: func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }},
@@ -166,10 +167,22 @@ func openUser(b *bench, cap ib.QPCap) *user {
 func (u *user) close() {
 	check(u.t, u.qp.Destroy())
 	check(u.t, u.cq.Destroy())
-	ops{u.b.a.dev}.DeallocUserContext(u.program)
+	contexter(u.b.a.dev).DeallocUserContext(u.program)
 }
 
-func (u *user) doorbell() { qpOf(u.qp).Doorbell(nil) }
+func (u *user) doorbell() {
+	q, _ := ib.As[ib.UserQP](deviceOf(u.qp).obj.QP(u.qp))
+	q.Doorbell(nil)
+}
+
+// WeakConfig implements weak.User.
+func (p *program) WeakConfig() *weak.Config { return relayed }
+
+// contexter returns the driver of a device, for user contexts.
+func contexter(d *Device) ib.UserContexter {
+	c, _ := ib.As[ib.UserContexter](ibuser.Driver(d.IB()))
+	return c
+}
 
 // wqe is a send work request as the library lays it out.
 func (u *user) wqe(id uint64, op uapi.WROpcode, flags uapi.SendFlags, list ...ib.SGE) []byte {
@@ -206,6 +219,17 @@ func (u *user) poll() (wc uapi.WC) {
 		return ok
 	})
 	return wc
+}
+
+// expectError tests that the queue pair is in ERR. With a relay it may be a little later.
+func (u *user) expectError() {
+	u.t.Helper()
+	if relayed != nil {
+		testutil.Eventually(u.t, "state ERR", func() bool { return u.qp.State() == ib.QPErr })
+	}
+	if s := u.qp.State(); s != ib.QPErr {
+		u.t.Errorf("state: got %v, want ERR", s)
+	}
 }
 
 func (u *user) expect(want ...uapi.WC) {
@@ -437,9 +461,7 @@ func TestUserAbuse(t *testing.T) {
 			u.doorbell()
 			if c.status != uapi.WCSuccess {
 				u.expect(uapi.WC{WRID: 1, Status: c.status})
-				if s := u.qp.State(); s != ib.QPErr {
-					t.Errorf("state is %v", s)
-				}
+				u.expectError()
 			} else if wc, ok := u.cqueue.poll(); ok && c.name != "geometry" {
 				t.Errorf("completion %+v", wc)
 			}
@@ -605,9 +627,7 @@ func TestUserTruncates(t *testing.T) {
 	b.b.recv(1, 0, 100)
 	check(t, u.file.Truncate(0))
 	u.doorbell()
-	if s := u.qp.State(); s != ib.QPErr {
-		t.Errorf("state after the doorbell is %v", s)
-	}
+	u.expectError()
 	if _, err := u.qp.PostRecv(ib.RecvWR{}); err == nil {
 		t.Error("PostRecv has no error")
 	}

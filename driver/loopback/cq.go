@@ -61,6 +61,7 @@ func (c *CQ) addCompletion(wc ib.WC, solicited bool) bool {
 		return false
 	}
 	*slot = wc
+	slot.Solicited = solicited
 	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
 		c.notifyOrModerate()
 	}

@@ -75,6 +75,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
 	}
 	q := &QP{dev: d, obj: obj, pd: domainOf(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
+	q.user = init.User
 	if u != nil {
 		q.user = u.Context // the queues are in this process as well: a user context posts by commands
 	}

@@ -35,6 +35,7 @@ var layers = []layerRow{
 	{"the Go client; the connection manager's device file; netlink's answers", []string{"verbs", "rdmacm/ucma", "nldev"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
+	{"queues of programs on any low-level driver", []string{"driver/relay"}},
 	{"the engine of low-level drivers; causes of failures; traces of work requests",
 		[]string{"engine", "explain", "reqtrace"}},
 	{"what a service needs of a driver", []string{"driver"}},
