@@ -347,7 +347,7 @@ func TestFailedCallsLeaveNothing(t *testing.T) {
 		check(t, cq.Destroy())
 	}()
 	for range 20 {
-		cqOf(cq).post(&uapi.WC{}, false)
+		cqOf(cq).post(&uapi.WC{}, false, nil)
 	}
 	type objects struct {
 		memory    uint64

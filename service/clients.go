@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/ib/weak"
 	"verbena/internal/ctl"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
@@ -395,6 +396,15 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	launcher := &remoteHelper{c: c}
 	info := who.sessionInfo(a, process, launcher)
 	info.Notice = launcher.printNotice
+	if a.Weak != nil {
+		choices, err := weak.ParseForPrograms(a.Weak.Choices)
+		if err != nil {
+			_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
+			c.Discard(listener)
+			return
+		}
+		info.Weak = &weak.Config{Seed: a.Weak.Seed, Choices: choices}
+	}
 	var theirs *os.File // the launcher's end of the trace
 	var trace *callTrace
 	if a.Trace || a.Explain {
@@ -419,7 +429,7 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	}
 	err = s.replyWithFD(c,
 		&ctl.Response{Attached: &ctl.AttachResult{Dir: session.Name(), Helped: session.UsesHelper(),
-			Traced: session.NeedsPtracer()}}, theirs)
+			Weak: a.Weak != nil, Traced: session.NeedsPtracer()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // the trace ends when the launcher closes its own end
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib/weak"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/umem"
@@ -166,6 +167,18 @@ func (o *opener) IsAlive() bool { return o.isAlive() }
 
 // SessionName returns the name of the session, as in Session.Name.
 func (o *opener) SessionName() string { return o.session.name }
+
+// WeakConfig implements weak.User. Each device file of the session gets another seed, in the order in which the files
+// are opened.
+func (o *opener) WeakConfig() *weak.Config {
+	c := o.session.info.Weak
+	if c == nil {
+		return nil
+	}
+	own := *c
+	own.Seed += (o.session.weakDevices.Add(1) - 1) << 32
+	return &own
+}
 
 // User returns the user charged for objects. For a set-uid program, the charged user is the real user.
 func (o *opener) User() *quota.User { return o.user }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/weak"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/umem"
@@ -41,6 +42,8 @@ type SessionInfo struct {
 	// and the time of the answer, in the style of strace(1). Trace is called before the program receives the
 	// answer, and must not sleep.
 	Trace func(line string)
+	// Weak, if not nil, makes the devices of the program the least convenient that the specification permits.
+	Weak *weak.Config
 	// Notice, if not nil, shows a line of text to the user of the program. It may sleep.
 	Notice func(text string) error
 }
@@ -81,6 +84,8 @@ type Session struct {
 
 	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices about faults of the library
 	hints  sessionHints
+
+	weakDevices atomic.Uint64 // number of calls of WeakConfig
 }
 
 // Attach attaches a program by the listener from Launch.Handover, which another process may have sent. On success,

@@ -8,13 +8,13 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/weak"
 	"verbena/internal/quota"
 	"verbena/internal/states"
 	"verbena/umem"
 )
 
-// Process is the process that opened a file. A Process may implement ib.LibraryFaulter
-// and Hinter.
+// Process is the process that opened a file. A Process may implement ib.LibraryFaulter, weak.User and Hinter.
 type Process interface {
 	PID() int
 	Name() string
@@ -235,6 +235,14 @@ func (c userContext) AllocShared(size int) (ib.Shared, error) {
 		}
 	}
 	return m, nil
+}
+
+// WeakConfig implements weak.User.
+func (c userContext) WeakConfig() *weak.Config {
+	if w, ok := c.f.proc.(weak.User); ok {
+		return w.WeakConfig()
+	}
+	return nil
 }
 
 // LibraryFault implements ib.LibraryFaulter.

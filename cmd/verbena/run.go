@@ -23,13 +23,15 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private   bool      `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
-	Outlive   bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
-	Capture   string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
-	Trace     traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
-	TraceFile string    `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
-	Explain   bool      `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
-	Program   []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
+	Private     bool      `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
+	Outlive     bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
+	Capture     string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
+	Trace       traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	TraceFile   string    `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
+	Explain     bool      `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
+	Weak        weakFlag  `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure." placeholder:"SEED" complete:"none"`
+	WeakChoices []string  `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
+	Program     []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
 	traceTo     io.WriteCloser  // destination of the trace
 	serviceDone <-chan struct{} // closed when the service has finished with the program; nil before its start
@@ -69,6 +71,9 @@ func (r *runCmd) Run(c *cli) error {
 		return exitCodeError(exitCannotRun)
 	}
 	if err := supervisor.Probe(); err != nil {
+		return err
+	}
+	if err := r.checkWeak(); err != nil {
 		return err
 	}
 	if r.Trace.on {
@@ -196,9 +201,13 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 	tracer, done := serviceTracer(client)
 	defer done()
 	launch.Handover = func(listener *os.File) (err error) {
-		attached, err = client.Attach(ctl.Attach{Args: argv, Trace: r.Trace.on, Explain: r.Explain}, listener)
+		attached, err = client.Attach(
+			ctl.Attach{Args: argv, Trace: r.Trace.on, Explain: r.Explain, Weak: r.weakRequest()}, listener)
 		if err != nil {
 			return err
+		}
+		if r.Weak.on && !attached.Weak {
+			return errors.New("run: the running service is an older build without --weak: end it with `verbena stop`")
 		}
 		if r.Trace.on || r.Explain {
 			if attached.Trace == nil {

@@ -2,8 +2,10 @@ package rxe
 
 import (
 	"verbena/driver"
+	"verbena/driver/relay"
 	"verbena/driver/rxe/layout"
 	"verbena/engine"
+	"verbena/ib"
 )
 
 // The devices of this package are devices of package engine with the layout of rxe.
@@ -64,6 +66,7 @@ func (d *Driver) Open(c driver.Config) driver.Hardware {
 		Logf:        c.Logf,
 		Probed: func(dev *Device) {
 			dev.SetShortcut(!c.Wire)
+			dev.Handle().Wrap(func(d ib.Driver) ib.Driver { return relay.New(d, layout.Layout{}) })
 			c.Probed(dev)
 		},
 	})

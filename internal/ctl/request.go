@@ -141,6 +141,14 @@ type Attach struct {
 	// The answer comes with the same socket. At the end of the program, the service sends the causes of its failures
 	// on the socket, as lines that begin with CausePrefix.
 	Explain bool `json:",omitempty"`
+	// The devices make the choices of package ib/weak, see docs/weak.md.
+	Weak *Weak `json:",omitempty"`
+}
+
+// Weak selects the choices of package ib/weak.
+type Weak struct {
+	Seed    uint64
+	Choices []string `json:",omitempty"` // names; none: all that suit programs
 }
 
 // CausePrefix begins the lines of a trace that explain the failures of a program that has ended.
@@ -150,6 +158,7 @@ const CausePrefix = "explain: "
 type AttachResult struct {
 	Dir    string // name of the session, which is the prefix of the names of its programs' queue files
 	Helped bool   `json:",omitempty"` // the service will send Help, and the launcher must stay an ancestor
+	Weak   bool   `json:",omitempty"` // the service has understood Attach.Weak
 	Traced bool   `json:",omitempty"` // the program must allow the service's process to access its memory (PR_SET_PTRACER)
 	// Trace is the trace requested by Attach.Trace, or nil from a service without traces. Trace travels as a
 	// descriptor.
