@@ -236,7 +236,7 @@ type weakRequest struct {
 	signaled bool
 	seq      uint64 // number of the request in its queue
 	targets  []fillTarget
-	landed   bool
+	landed   atomic.Bool
 	// unsignaled, but signaled in the inner driver; the consumer sees the completion only if the request fails
 	hidden  bool
 	arrived bool // a hidden request has completed in the inner driver; under cq.mu

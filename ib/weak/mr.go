@@ -398,10 +398,9 @@ func (d *driver) hasRemotelyWritable(rkey uint32, addr, n uint64) bool {
 
 // storeData copies the first n bytes of the request's data from the shadows to the targets.
 func (r *weakRequest) storeData(n uint64) {
-	if r.landed {
+	if r.landed.Swap(true) { // a reset and a poll may do it at the same time
 		return
 	}
-	r.landed = true
 	for i := range r.targets {
 		t := &r.targets[i]
 		k := min(n, t.len)

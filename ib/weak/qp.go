@@ -400,7 +400,7 @@ func (q *qp) isFenceBlocked(r *weakRequest) bool {
 		}
 		q.reading = slices.DeleteFunc(q.reading, func(x *weakRequest) bool { return x == e.r })
 	}
-	q.reading = slices.DeleteFunc(q.reading, func(x *weakRequest) bool { return x.landed })
+	q.reading = slices.DeleteFunc(q.reading, func(x *weakRequest) bool { return x.landed.Load() })
 	return len(q.reading) > 0
 }
 
