@@ -186,12 +186,9 @@ func (q *qp) Doorbell(h *ib.Hold) { q.advance(h) }
 
 // advance posts the requests of the program to the weak device, and executes them.
 func (q *qp) advance(h *ib.Hold) {
-	if q.p.d.refills {
-		q.postReceives()
-	} else {
-		for _, o := range q.p.listQPs() {
-			o.postReceives()
-		}
+	failed := q.State() == ib.QPErr
+	if !failed {
+		q.postProgramReceives()
 	}
 	q.mu.Lock()
 	retry := q.postSends()
@@ -200,8 +197,22 @@ func (q *qp) advance(h *ib.Hold) {
 		q.postSends() // a completion may have made room before
 	}
 	q.mu.Unlock()
+	if failed { // sends are flushed first
+		q.postProgramReceives()
+	}
 	if q.bell != nil {
 		q.bell.Doorbell(h)
+	}
+}
+
+// postProgramReceives posts the receives of the queue pair, and of all others if the driver does not call Refill.
+func (q *qp) postProgramReceives() {
+	if q.p.d.refills {
+		q.postReceives()
+		return
+	}
+	for _, o := range q.p.listQPs() {
+		o.postReceives()
 	}
 }
 
