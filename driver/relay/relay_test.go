@@ -233,16 +233,17 @@ func TestCapacityIsExact(t *testing.T) {
 			pushed, _ = w.side(0).rq.Push(&queue.Recv{})
 		}
 		if sends != int(guestCap.MaxSendWR)+1 || receives != int(guestCap.MaxRecvWR)+1 {
-			t.Errorf("reset %v: posted %d sends and %d receives, want %d of each", reset, sends-1, receives-1, guestCap.MaxSendWR)
+			t.Errorf("reset %v: posted %d sends and %d receives, want %d of each",
+				reset, sends-1, receives-1, guestCap.MaxSendWR)
 		}
 	}
 	if c := w.qps[0].Init().Cap; c != guestCap {
-		t.Errorf("granted capacities: got %+v, want %+v", c, guestCap)
+		t.Errorf("actual capacities: got %+v, want %+v", c, guestCap)
 	}
 }
 
 // TestOtherContextsGetInnerObjects tests that consumers of this process, and contexts that do not ask for a weak
-// device, get the objects of the wrapped driver.
+// device, get the inner objects.
 func TestOtherContextsGetInnerObjects(t *testing.T) {
 	w := newWorld(t, nil)
 	sides := []any{w.dev.Handle().PD(w.pd), w.dev.Handle().CQ(w.cq), w.dev.Handle().QP(w.qps[0]), w.dev.Handle().MR(w.mr)}
@@ -253,7 +254,7 @@ func TestOtherContextsGetInnerObjects(t *testing.T) {
 	check(t, pd.Dealloc())
 	for _, s := range sides {
 		if p := reflect.TypeOf(s).Elem().PkgPath(); p != "verbena/driver/loopback" {
-			t.Errorf("object of type %T: got package %s, want the inner driver's", s, p)
+			t.Errorf("object of type %T: got package %s, want driver/loopback", s, p)
 		}
 	}
 }
@@ -305,7 +306,9 @@ func FuzzRequests(f *testing.F) {
 		}
 		w.connect()
 		w.recv(1, 7, w.sge(0, 8))
-		w.send(0, queue.Send{ID: 8, Opcode: uapi.WRSend, Flags: uapi.SendSignaled, SGEs: []ib.SGE{w.sge(8, 8)}, NumSGE: 1, Length: 8})
+		w.send(0, queue.Send{
+			ID: 8, Opcode: uapi.WRSend, Flags: uapi.SendSignaled, SGEs: []ib.SGE{w.sge(8, 8)}, NumSGE: 1, Length: 8,
+		})
 		good := 0
 		for end := time.Now().Add(longest); good < 2 && time.Now().Before(end); {
 			for _, wc := range w.poll(1, longest) {

@@ -54,7 +54,8 @@ func TestWeakDeviceRunsStandardPrograms(t *testing.T) {
 			needProgram(t, "ibverbs-utils", tool)
 			pair := fmt.Sprintf("%[1]s -d rxe0 -g 1 -e -n 100 -s 512 -p %[2]s >/dev/null & for i in 1 2 3 4 5 6 7 8 9; do "+
 				"sleep 0.2; %[1]s -d rxe0 -g 1 -e -n 100 -s 512 -p %[2]s 127.0.0.1 && break; done; wait", tool, unusedTCPPort())
-			if out := w.mustRun("run", fmt.Sprintf("--weak=%d", seed), "--", "sh", "-c", pair); !strings.Contains(out, "100 iters") {
+			out := w.mustRun("run", fmt.Sprintf("--weak=%d", seed), "--", "sh", "-c", pair)
+			if !strings.Contains(out, "100 iters") {
 				t.Errorf("got %s, want 100 iterations", out)
 			}
 		})
