@@ -10,6 +10,10 @@
 // package libibverbs-dev:
 //
 //	genlayout -verbs -o testdata/verbs.txt -set rdma-core-44
+//
+// To add the layout of EFA, pass a directory with rdma/, and with util/util.h and efa_io*_defs.h of rdma-core:
+//
+//	genlayout -efa -o efa/testdata/efa.txt -include DIR -set rdma-core-65
 package main
 
 import (
@@ -36,6 +40,7 @@ func run() error {
 	include := flag.String("include", "/usr/include", "`directory` of the headers")
 	set := flag.String("set", "", "`name` of the header set (default: linux- and the version that linux/version.h has)")
 	verbs := flag.Bool("verbs", false, "take infiniband/verbs.h instead of the kernel's headers")
+	efa := flag.Bool("efa", false, "take the headers of EFA instead of the kernel's headers")
 	flag.Parse()
 	if *out == "" || flag.NArg() > 0 {
 		return errors.New("usage: genlayout [-verbs] [-cc CC] [-include DIR] [-set NAME] -o TABLE")
@@ -44,6 +49,9 @@ func run() error {
 	src := layout.KernelABI
 	if *verbs {
 		src = layout.VerbsABI
+	}
+	if *efa {
+		src = layout.EFAABI
 	}
 	if *set == "" {
 		if *verbs {

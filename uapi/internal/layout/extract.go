@@ -57,6 +57,16 @@ var VerbsABI = Source{
 	},
 }
 
+// EFAABI selects the driver-private ABI of EFA and the layout of its queues. The queue layout is in headers of
+// rdma-core's provider; util/util.h has their macros.
+var EFAABI = Source{
+	Headers: []string{"util/util.h", "rdma/efa-abi.h", "efa_io_defs.h", "efa_io_regs_defs.h"},
+	Package: "the sources of rdma-core",
+	Want: func(_ Kind, _, name string) bool {
+		return strings.HasPrefix(strings.ToLower(name), "efa_") && !strings.HasSuffix(name, "_H_")
+	},
+}
+
 var verbsEnums = []string{
 	"ibv_access_flags", "ibv_atomic_cap", "ibv_cq_attr_mask", "ibv_device_cap_flags",
 	"ibv_event_type", "ibv_flow_attr_type", "ibv_flow_flags", "ibv_flow_spec_type",
