@@ -2,7 +2,9 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -110,6 +112,7 @@ type ah struct {
 	dev    *Device
 	pd     *pd
 	num    uint32
+	shared *destination // nil: the handle has a number of its own
 	counts *objectCounts
 	path   atomic.Pointer[path]
 }
@@ -125,22 +128,104 @@ func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 		return nil, err
 	}
 	c := d.context(u)
-	h := &ah{dev: d, pd: domain(in), counts: d.counts(c)}
+	h, ok := &ah{dev: d, pd: domain(in), counts: d.counts(c)}, false
 	if err := h.counts.add(countAH); err != nil {
 		return nil, err
 	}
-	n, ok := d.ahs.reserve()
+	h.path.Store(p)
+	if c != nil && h.pd.destinations != nil {
+		ok = h.pd.destinations.share(h, p.dst)
+	} else if h.num, ok = d.ahs.reserve(); ok {
+		d.ahs.set(h.num, h)
+	}
 	if !ok {
 		h.counts.remove(countAH)
-		return nil, fmt.Errorf("%d address handles exist: %w", tableMax-1, syscall.ENOMEM)
+		return nil, fmt.Errorf("%d address handles exist: %w", d.ahs.limit-1, syscall.ENOMEM)
 	}
-	h.num = n
-	h.path.Store(p)
-	d.ahs.set(n, h)
 	if c != nil {
-		c.queues.RespondAH(n, u)
+		c.queues.RespondAH(h.num, u)
 	}
 	return h, nil
+}
+
+// destinations are the addresses to which a domain has handles, each with one number. Lookups take no lock.
+type destinations [1 << 6]struct {
+	mu sync.Mutex
+	m  atomic.Pointer[map[netip.Addr]*destination] // replaced, not changed
+}
+
+// destination is the number of an address, in use by refs handles; under the lock of its part of destinations.
+type destination struct {
+	to   netip.Addr
+	num  uint32
+	refs int
+}
+
+// part returns the index of the part with an address.
+func (d *destinations) part(a netip.Addr) (i int) {
+	b := a.As16()
+	for _, x := range b {
+		i = i*31 + int(x)
+	}
+	return i & (len(d) - 1)
+}
+
+// find returns the number of an address; 0 if the domain has no handle of it.
+func (d *destinations) find(a netip.Addr) uint32 {
+	if m := d[d.part(a)].m.Load(); m != nil {
+		if to := (*m)[a]; to != nil {
+			return to.num
+		}
+	}
+	return 0
+}
+
+// replace sets or, if to is nil, removes the number of an address. The caller holds the lock of part i.
+//
+//verbena:held mu
+func (d *destinations) replace(i int, a netip.Addr, to *destination) {
+	m := map[netip.Addr]*destination{}
+	if old := d[i].m.Load(); old != nil {
+		maps.Copy(m, *old)
+	}
+	if m[a] = to; to == nil {
+		delete(m, a)
+	}
+	d[i].m.Store(&m)
+}
+
+// share gives the handle the number of its address; false if there is none left.
+func (d *destinations) share(h *ah, a netip.Addr) (ok bool) {
+	i := d.part(a)
+	p := &d[i]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.m.Load(); m != nil {
+		h.shared = (*m)[a]
+	}
+	if h.shared == nil {
+		n, ok := h.dev.ahs.reserve()
+		if !ok {
+			return false
+		}
+		h.shared = &destination{to: a, num: n}
+		h.dev.ahs.set(n, h)
+		d.replace(i, a, h.shared)
+	}
+	h.num = h.shared.num
+	h.shared.refs++
+	return true
+}
+
+// leave is the opposite of share. It reports whether the number is free.
+func (d *destinations) leave(h *ah) (free bool) {
+	i := d.part(h.shared.to)
+	d[i].mu.Lock()
+	defer d[i].mu.Unlock()
+	if h.shared.refs--; h.shared.refs == 0 {
+		d.replace(i, h.shared.to, nil)
+	}
+	return h.shared.refs == 0
 }
 
 // pathFor returns the path that the handle leads to now, nil if it is of another domain than the queue pair.
@@ -154,6 +239,9 @@ func (h *ah) pathFor(qp *QP) *path {
 // Modify implements ib.DriverAH.
 func (h *ah) Modify(attr *ib.AHAttr) error {
 	p, err := resolve(h.dev, attr)
+	if err == nil && h.shared != nil {
+		return fmt.Errorf("address handles of this device cannot be changed: %w", syscall.EOPNOTSUPP)
+	}
 	if err == nil {
 		h.path.Store(p)
 	}
@@ -165,7 +253,9 @@ func (h *ah) Query() (ib.AHAttr, error) { return h.path.Load().attr, nil }
 
 // Destroy implements ib.DriverAH.
 func (h *ah) Destroy() error {
-	h.dev.ahs.drop(h.num)
+	if h.shared == nil || h.pd.destinations.leave(h) {
+		h.dev.ahs.drop(h.num)
+	}
 	h.counts.remove(countAH)
 	return nil
 }

@@ -33,6 +33,17 @@ var countLimits = [numCounted]struct {
 	countAH:  {maxAH, "address handles"},
 }
 
+// limitCounts lowers the limits to the numbers that the adapter's requests have room for. A program cannot use all of
+// them.
+func (d *Device) limitCounts() {
+	if b := d.traits.QPSlotBits; b != 0 { // more than half, since the low bits of all numbers must differ
+		d.most[countQP] = 1<<(b-1) + 1
+	}
+	if b := d.traits.AHBits; b != 0 {
+		d.most[countAH] = 1 << (b - 2)
+	}
+}
+
 // objectCounts holds the numbers of objects of a program, or of the consumers in this process.
 type objectCounts struct {
 	most *[numCounted]uint32 // the device's limits

@@ -28,11 +28,12 @@ type cq struct {
 	poll   sync.Mutex // one Poll at a time; before mu
 	polled uapi.WC    // the completion that is being polled; under poll
 
-	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
-	queue queue.CompletionQueue
-	added uapi.WC // the completion that is being added
-	armed notify.Arming
-	lost  bool // a completion was lost: no more come
+	mu      sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
+	queue   queue.CompletionQueue
+	added   uapi.WC // the completion that is being added
+	armed   notify.Arming
+	byStore queue.Armer // queue, if programs arm it by a store; otherwise nil
+	lost    bool        // a completion was lost: no more come
 
 	// The following fields are the trace. See requests.go.
 	log              driver.RequestLog // nil: off
@@ -60,6 +61,7 @@ func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ
 		return nil, err
 	}
 	c.queue = q
+	c.byStore, _ = q.(queue.Armer)
 	obj.SetEntries(q.Capacity())
 	d.cqs.Lock()
 	d.cqs.m[c] = struct{}{}
@@ -100,7 +102,7 @@ func (c *cq) post(wc *uapi.WC, solicited bool, traced *driver.RequestEvent) bool
 	}
 	c.pushedTo(traced, waiting)
 	armed, tell := c.armed.Posted(solicited || wc.Status != uapi.WCSuccess)
-	if c.armed = armed; tell {
+	if c.armed = armed; tell || c.byStore != nil && c.byStore.Armed() {
 		c.obj.Completed()
 		if traced != nil {
 			traced.Flags |= driver.FlagNotified

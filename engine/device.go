@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -83,6 +84,8 @@ type Device struct {
 	silent   atomic.Bool // user contexts get no more completions; see Hardware.Silence
 	layout   queue.Layout
 	limits   limits
+	traits   queue.Traits
+	qpBits   numberBits
 	gids     *ib.GIDTable
 	faults   *link.Faults
 	taps     *link.Taps
@@ -172,7 +175,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		clock:  cfg.Clock,
 		layout: cfg.Layout,
 		limits: sizes,
-		gids:   ib.NewGIDTable(gidTableLen),
+		traits: cfg.Layout.Traits(),
 
 		recovers: cfg.Recover,
 		noProbe:  cfg.NoProbe,
@@ -181,6 +184,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		qpKeys:  &hw.numbers.qpKeys,
 		srqKeys: &hw.numbers.srqKeys,
 	}
+	d.gids, d.qpBits = newGIDTable(&d.traits), qpBitsOf(&d.traits)
 	d.passes.New = func() any { return newPass(d) }
 	if d.clock == nil {
 		d.clock = clock.System
@@ -198,11 +202,12 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	for k, l := range countLimits {
 		d.most[k] = l.most
 	}
+	d.limitCounts()
 	d.own.most = &d.most
-	d.qps.init(minQPSlot, maxQPSlot)
-	d.mrs.init(1, firstMW)
+	d.qps.init(minQPSlot, 1<<d.qpBits.slot)
+	d.mrs.init(1, 1<<min(keyIndexBits(&d.traits), firstMWBits))
 	d.mws.init(firstMW, tableMax)
-	d.ahs.init(1, tableMax)
+	d.ahs.init(1, uint32(min(tableMax, 1<<cmp.Or(d.traits.AHBits, 32)-1)))
 	d.srqs.init(1, maxQPSlot)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
@@ -322,7 +327,7 @@ func (o ops) Personality() any { return o.dev.layout }
 // QueryDevice implements ib.Driver.
 func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 	d := o.dev
-	return ib.DeviceAttr{
+	a := ib.DeviceAttr{
 		NodeGUID:     d.guid,
 		SysImageGUID: d.guid,
 		MaxMRSize:    ^uint64(0),
@@ -338,7 +343,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxSGERd:          int(d.limits.sge),
 		MaxCQ:             int(d.most[countCQ]),
 		MaxCQE:            d.limits.cqe,
-		MaxMR:             maxMR,
+		MaxMR:             int(d.mrs.limit) - 1,
 		MaxMW:             maxMW,
 		MaxPD:             int(d.most[countPD]),
 		MaxQPRdAtom:       maxRdAtomic,
@@ -363,8 +368,25 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 			UC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
 			UD: ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
 		},
-	}, nil
+	}
+	if f := d.traits.Attributes; f != nil {
+		f(&a)
+	}
+	return a, nil
 }
+
+// RespondDevice writes the driver's part of the attributes for a program.
+func (o ops) RespondDevice(a *ib.DeviceAttr, u *ib.Udata) {
+	if f := o.dev.traits.RespondDevice; f != nil {
+		f(a, u)
+	}
+}
+
+// StoreDoorbells reports whether programs post without a call.
+func (o ops) StoreDoorbells() bool { return o.dev.traits.StoreDoorbells }
+
+// Methods implements ib.MethodDriver.
+func (o ops) Methods() []ib.DriverMethod { return o.dev.traits.Methods }
 
 // QueryPort implements ib.Driver.
 func (o ops) QueryPort(port int) (ib.PortAttr, error) {
@@ -379,7 +401,7 @@ func (o ops) QueryPort(port int) (ib.PortAttr, error) {
 		PhysState:      portPhysLinkUp,
 		MaxMTU:         ib.MTU4096,
 		ActiveMTU:      d.activeMTU(),
-		GIDTableLen:    gidTableLen,
+		GIDTableLen:    d.gids.Len(),
 		PKeyTableLen:   1,
 		CapFlags:       portCapCM,
 		MaxMsgSize:     maxMsgSize,
@@ -397,6 +419,9 @@ func (o ops) QueryPort(port int) (ib.PortAttr, error) {
 		a.State, a.PhysState = ib.PortDown, portPhysPolling
 	default:
 		a.State, a.PhysState = ib.PortDown, portPhysDisabled
+	}
+	if f := d.traits.Port; f != nil {
+		f(&a)
 	}
 	return a, nil
 }
@@ -429,7 +454,7 @@ func (o ops) AllocUserContext(u *ib.Udata) error {
 	c := &userContext{UserContext: u.Context}
 	c.counts.most = &d.most
 	var err error
-	if c.queues, err = d.layout.OpenProgram(u.Context); err != nil {
+	if c.queues, err = d.layout.OpenProgram(u); err != nil {
 		return err
 	}
 	d.contexts.Lock()

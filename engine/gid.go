@@ -4,12 +4,21 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/roce"
 )
 
 // gidTableLen is the length of the GID table, nearly all of it empty (RXE_PORT_GID_TBL_LEN).
 const gidTableLen = 1024
+
+// newGIDTable makes the table of the port.
+func newGIDTable(t *queue.Traits) *ib.GIDTable {
+	if t.AddressGIDs {
+		return ib.NewAddressGIDTable()
+	}
+	return ib.NewGIDTable(gidTableLen)
+}
 
 // GIDTable implements ib.GIDDriver.
 func (o ops) GIDTable(port int) *ib.GIDTable {

@@ -44,8 +44,8 @@ func number(d *Device, qp *QP) error {
 	}
 	slot, ok := d.qps.reserve()
 	if !ok {
-		return fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
+		return fmt.Errorf("%d queue pairs exist: %w", 1<<d.qpBits.slot-minQPSlot, syscall.ENOMEM)
 	}
-	qp.num = numberOf(d.qpKeys.take(slot, uint8(d.random())), slot)
+	qp.num = d.qpBits.join(d.qpKeys.take(slot, uint8(d.random())), slot)
 	return nil
 }

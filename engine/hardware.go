@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"verbena/driver"
+	"verbena/engine/queue"
 	"verbena/ib/slot"
 	"verbena/netdev"
 	"verbena/roce"
@@ -66,6 +67,31 @@ func NewHardware(cfg Config) *Hardware {
 		h.numbers.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
 	return h
+}
+
+// OpenHardware makes an adapter with a layout for a service, as driver.Driver.Open does. Its devices join a Fabric. A
+// panic of the engine resets the device.
+func OpenHardware(q queue.Layout, f *Fabric, c driver.Config) *Hardware {
+	return NewHardware(Config{
+		Layout:      q,
+		Name:        c.Name,
+		Netdev:      c.Netdev,
+		Addrs:       c.Addrs,
+		Network:     c.Network,
+		Faults:      c.Faults,
+		Taps:        c.Taps,
+		Fabric:      f,
+		Rand:        c.Rand,
+		NoProbe:     c.NoProbe,
+		QueueMemory: c.QueueMemory,
+		Recover:     true,
+		Observer:    c.Observer,
+		Logf:        c.Logf,
+		Probed: func(dev *Device) {
+			dev.SetShortcut(!c.Wire)
+			c.Probed(dev)
+		},
+	})
 }
 
 // nodeGUID returns the GUID of a node: of the interface's MAC address, as the kernel has it. Programs tell adapters apart by it, so

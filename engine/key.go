@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"cmp"
 	"sync"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/umem"
 )
@@ -92,7 +94,10 @@ const (
 	localRead ib.AccessFlags = 1 << 31
 
 	// Keys below firstMW<<8 are of regions, the others of windows.
-	firstMW = 1 << 19
-	maxMR   = firstMW - 1 // RXE_MAX_MR
-	maxMW   = tableMax - firstMW
+	firstMWBits = 19
+	firstMW     = 1 << firstMWBits // one more than RXE_MAX_MR
+	maxMW       = tableMax - firstMW
 )
+
+// keyIndexBits returns the number of bits of a key above its generation.
+func keyIndexBits(t *queue.Traits) uint { return cmp.Or(t.KeyBits, 32) - 8 }

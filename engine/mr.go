@@ -15,9 +15,10 @@ import (
 
 // pd is a protection domain. Its identity is all that matters.
 type pd struct {
-	dev    *Device
-	ctx    *userContext // nil: of a consumer in this process
-	counts *objectCounts
+	dev          *Device
+	ctx          *userContext // nil: of a consumer in this process
+	counts       *objectCounts
+	destinations *destinations // nil unless the domain is a program's and Traits.SharesAH is set
 }
 
 // maxPD is RXE_MAX_PD.
@@ -25,10 +26,16 @@ const maxPD = 1 << 20
 
 // AllocPD implements ib.Driver.
 func (o ops) AllocPD(u *ib.Udata) (ib.DriverPD, error) {
-	ctx := o.dev.context(u)
-	p := &pd{dev: o.dev, ctx: ctx, counts: o.dev.counts(ctx)}
+	c := o.dev.context(u)
+	p := &pd{dev: o.dev, ctx: c, counts: o.dev.counts(c)}
 	if err := p.counts.add(countPD); err != nil {
 		return nil, err
+	}
+	if c != nil && p.dev.traits.SharesAH {
+		p.destinations = new(destinations)
+	}
+	if f := p.dev.traits.RespondPD; f != nil && c != nil {
+		f(u)
 	}
 	return p, nil
 }
@@ -70,7 +77,7 @@ type mr struct {
 func (d *Device) newMR(obj ib.MRHandle, p ib.DriverPD, u *ib.Udata) (m *mr, key uint32, err error) {
 	index, ok := d.mrs.reserve()
 	if !ok {
-		return nil, 0, fmt.Errorf("%d memory regions exist: %w", maxMR, syscall.ENOMEM)
+		return nil, 0, fmt.Errorf("%d memory regions exist: %w", d.mrs.limit-1, syscall.ENOMEM)
 	}
 	m = &mr{dev: d, obj: obj, index: index, pd: domain(p), atomics: &d.atomics}
 	if c := d.context(u); c != nil {

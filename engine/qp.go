@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,17 +17,32 @@ import (
 // A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
 // time the slot is used again, so that packets meant for a queue pair of the past do not reach its successor.
 const (
-	qpSlotBits = 17
-	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
-	maxQPSlot  = 1 << qpSlotBits
+	qpSlotBits   = 17
+	qpNumberBits = 24
+	minQPSlot    = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
+	maxQPSlot    = 1 << qpSlotBits
 	// maxQP is the limit of the kernel's rxe. The table has more slots: see objectCounts.
 	maxQP = 1<<16 - minQPSlot
 )
 
-// numberOf is the number of a slot that is used with a generation.
-func numberOf(generation uint8, slot uint32) uint32 {
-	return (uint32(generation)<<qpSlotBits | slot) & roce.PSNMask
+// numberBits are the widths of the slot and of the whole number.
+type numberBits struct{ slot, number uint }
+
+// qpBitsOf returns the widths for queue pairs of a kind of adapter.
+func qpBitsOf(t *queue.Traits) numberBits {
+	return numberBits{cmp.Or(t.QPSlotBits, qpSlotBits), cmp.Or(t.QPNumberBits, qpNumberBits)}
 }
+
+// join returns the number of a slot that is used with a generation.
+func (b numberBits) join(generation uint8, slot uint32) uint32 {
+	return (uint32(generation)<<b.slot | slot) & (1<<b.number - 1)
+}
+
+// slotOf returns the slot of a number.
+func (b numberBits) slotOf(num uint32) uint32 { return num & (1<<b.slot - 1) }
+
+// srqBits are the widths of the numbers of shared receive queues.
+var srqBits = numberBits{qpSlotBits, qpNumberBits}
 
 // service is the transport service of a type of queue pair.
 type service struct {
@@ -117,6 +134,9 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 			return nil, err
 		}
 	}
+	if types := d.traits.QPTypes; types != nil && d.context(u) != nil && !slices.Contains(types, init.Type) {
+		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
+	}
 	c := &init.Cap
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, service: kind, pd: domain(init.PD), ctx: d.context(u),
@@ -167,7 +187,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		qp.freeQueues()
 		return nil, err
 	}
-	slot := qp.num & (maxQPSlot - 1)
+	slot := d.qpBits.slotOf(qp.num)
 	if qp.datagram {
 		qp.sport = roce.SourcePortUD(qp.num)
 	}
@@ -343,7 +363,7 @@ func (qp *QP) Peek() ib.QPAttr {
 // Destroy implements ib.DriverQP. The packets that have come of earlier events are sent first, above all the
 // acknowledgement of a request that the consumer has just seen complete.
 func (qp *QP) Destroy() error {
-	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
+	qp.dev.qps.set(qp.dev.qpBits.slotOf(qp.num), nil)
 	bound := false
 	if !qp.exclusively(func(*pass) {
 		qp.observeState(qp.state, driver.StateCause{Reason: driver.ByDestroy})
@@ -367,7 +387,7 @@ func (qp *QP) Destroy() error {
 	qp.freeQueues()
 	qp.posting.Unlock()
 	qp.sending.Unlock()
-	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
+	qp.dev.qps.drop(qp.dev.qpBits.slotOf(qp.num))
 	qp.counts.remove(countQP)
 	return nil
 }

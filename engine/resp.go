@@ -603,6 +603,9 @@ func (r *responder) receiveDatagram(p *pass, k *packet) {
 		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
 		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: headerType(qp, k),
 	}
+	if d := qp.pd.destinations; d != nil {
+		wc.SLID = uint16(d.find(k.src))
+	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
 		wc.WCFlags |= uapi.WCFlags(uapi.IBVWCWithImm)

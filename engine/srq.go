@@ -73,7 +73,7 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 		s.queue.Free()
 		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
 	}
-	s.num = numberOf(d.srqKeys.take(slot, uint8(d.random())), slot)
+	s.num = srqBits.join(d.srqKeys.take(slot, uint8(d.random())), slot)
 	a.MaxWR = uint32(s.queue.Capacity())
 	obj.SetNum(s.num)
 	if s.ctx != nil {

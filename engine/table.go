@@ -140,7 +140,7 @@ func (t *table[T]) drop(n uint32) {
 
 // qp finds a queue pair by its number.
 func (d *Device) qp(num uint32) *QP {
-	if qp := d.qps.get(num & (maxQPSlot - 1)); qp != nil && qp.num == num {
+	if qp := d.qps.get(d.qpBits.slotOf(num)); qp != nil && qp.num == num {
 		return qp
 	}
 	return nil

@@ -92,6 +92,15 @@ const (
 	PortActiveDefer = uapi.PortActiveDefer
 )
 
+// NodeType is the kind of a device.
+type NodeType = uapi.NodeType
+
+// The node types.
+const (
+	NodeCA          = uapi.NodeCA
+	NodeUnspecified = uapi.NodeUnspecified
+)
+
 // LinkLayer is the link layer of a port.
 type LinkLayer = uapi.LinkLayer
 

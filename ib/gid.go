@@ -27,7 +27,8 @@ import (
 //
 // An entry in the state leaving appears empty to queries, and its index is not reused.
 type GIDTable struct {
-	size int
+	size      int
+	addresses bool // index 0 is the first address, not the default GID
 
 	mu    sync.Mutex
 	slots []gidSlot
@@ -44,6 +45,14 @@ type gidSlot struct {
 func NewGIDTable(size int) *GIDTable {
 	t := &GIDTable{size: size}
 	t.shown.Store(&[]GIDEntry{})
+	return t
+}
+
+// NewAddressGIDTable returns a table of one entry, which Update sets to the first address of the interface, as EFA has
+// it. (efa_query_gid)
+func NewAddressGIDTable() *GIDTable {
+	t := NewGIDTable(1)
+	t.addresses = true
 	return t
 }
 
@@ -83,6 +92,9 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	var mac [6]byte
 	copy(mac[:], ifi.MAC)
 	def := roce.LinkLocalGID(mac)
+	if t.addresses && len(addrs) > 0 {
+		def = GIDFromAddr(addrs[0])
+	}
 	var want []GID // without the default GID, which has index 0
 	for _, v4 := range []bool{true, false} {
 		for _, a := range addrs {

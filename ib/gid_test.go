@@ -114,6 +114,21 @@ func TestGIDTableUpdateSequence(t *testing.T) {
 	wantErrno(t, "hold an empty entry", err, syscall.EINVAL)
 }
 
+// TestAddressGIDTable tests a table of one entry, which follows the first address and not the MAC address.
+func TestAddressGIDTable(t *testing.T) {
+	g := NewAddressGIDTable()
+	for _, c := range []struct {
+		addrs, want string
+		changed     int
+	}{{"10.0.0.1", "10.0.0.1", 1}, {"10.0.0.1 10.0.0.2", "10.0.0.1", 0}, {"fd00::1 10.0.0.1", "fd00::1", 1}} {
+		changed := g.Update(netdev.Interface{Name: "eth0", MAC: []byte("\x02\x00\x00\x00\x00\x01")}, parseAddrs(c.addrs))
+		if got := formatEntries(g); got != c.want || changed != c.changed || g.Len() != 1 {
+			t.Errorf("%s: got %s and %d changes in %d entries, want %s and %d in one", c.addrs, got, changed, g.Len(), c.want,
+				c.changed)
+		}
+	}
+}
+
 // TestGIDPlaceIsKept applies random updates. An index with a reference must keep its GID, and no GID may have two
 // indexes.
 func TestGIDPlaceIsKept(t *testing.T) {

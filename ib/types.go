@@ -10,6 +10,7 @@ type GIDEntry struct {
 
 // DeviceAttr holds the attributes and limits of a device (struct ib_device_attr).
 type DeviceAttr struct {
+	NodeType                                         NodeType // 0 means NodeCA
 	FWVer                                            uint64
 	NodeGUID, SysImageGUID                           uint64 // host byte order
 	MaxMRSize                                        uint64

@@ -94,7 +94,7 @@ func (d *driver) AllocUserContext(u *ib.Udata) error {
 	if p.limits, err = d.QueryDevice(); err != nil {
 		return err
 	}
-	if p.queues, err = d.layout.OpenProgram(u.Context); err != nil {
+	if p.queues, err = d.layout.OpenProgram(u); err != nil {
 		return err
 	}
 	config := *c

@@ -50,26 +50,12 @@ func (*Driver) Type() string { return "rxe" }
 
 // Open implements driver.Driver. A panic of the engine resets the device.
 func (d *Driver) Open(c driver.Config) driver.Hardware {
-	return NewHardware(Config{
-		Name:        c.Name,
-		Netdev:      c.Netdev,
-		Addrs:       c.Addrs,
-		Network:     c.Network,
-		Faults:      c.Faults,
-		Taps:        c.Taps,
-		Fabric:      &d.fabric,
-		Rand:        c.Rand,
-		NoProbe:     c.NoProbe,
-		QueueMemory: c.QueueMemory,
-		Recover:     true,
-		Observer:    c.Observer,
-		Logf:        c.Logf,
-		Probed: func(dev *Device) {
-			dev.SetShortcut(!c.Wire)
-			dev.Handle().Wrap(func(d ib.Driver) ib.Driver { return relay.New(d, layout.Layout{}) })
-			c.Probed(dev)
-		},
-	})
+	probed := c.Probed
+	c.Probed = func(dev driver.Device) {
+		dev.Handle().Wrap(func(d ib.Driver) ib.Driver { return relay.New(d, layout.Layout{}) })
+		probed(dev)
+	}
+	return engine.OpenHardware(layout.Layout{}, &d.fabric, c)
 }
 
 // MinQueueMemory returns the least Config.QueueMemory, in bytes, with which a device can be made.

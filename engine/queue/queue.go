@@ -149,17 +149,52 @@ type CompletionQueue interface {
 	Free()
 }
 
+// Armer is a CompletionQueue that programs arm by a store.
+type Armer interface {
+	// Armed reports whether the completion that was added last is due for an event. Armed is for the producer.
+	Armed() bool
+}
+
 // Layout is the form of the queues of a kind of adapter in memory that is shared with user processes.
 type Layout interface {
 	// UserABI returns the driver's number and the version of its private data in the user ABI.
 	UserABI() (driverID, version uint32)
 	// Limits returns the largest queues.
 	Limits() Limits
+	// Traits returns the other properties of the adapter.
+	Traits() Traits
 	// Memory returns the shared memory, in bytes, of a user context without queues, of the work queues of a queue pair
 	// with wr requests in each queue and all elements, and of a completion queue with cqe entries.
 	Memory(wr uint32, cqe int) (context, work, completions uint64)
-	// OpenProgram prepares the queues of a user context, in memory from c.AllocShared. It may sleep.
-	OpenProgram(c ib.UserContext) (Program, error)
+	// OpenProgram prepares the queues of a user context, in memory from u.Context.AllocShared, and writes the driver's
+	// response. It may sleep.
+	OpenProgram(u *ib.Udata) (Program, error)
+}
+
+// Traits are the properties of a kind of adapter beside its queues. The zero Traits are those of the kernel's rxe.
+type Traits struct {
+	// QPTypes are the types of queue pairs that programs can make; nil means all types of the engine.
+	QPTypes []ib.QPType
+	// QPNumberBits, KeyBits and AHBits are the widths of numbers in requests and completions; 0 means no limit.
+	QPNumberBits, KeyBits, AHBits uint
+	// QPSlotBits is the number of low bits in which the numbers of existing queue pairs differ; 0 means the default of
+	// the engine.
+	QPSlotBits uint
+	// AddressGIDs is true if the GID table has one entry: the first address of the device.
+	AddressGIDs bool
+	// SharesAH is true if a domain has one number for each destination, which completions of datagrams name.
+	SharesAH bool
+	// Attributes and Port change the attributes that the engine reports; nil means no change.
+	Attributes func(*ib.DeviceAttr)
+	Port       func(*ib.PortAttr)
+	// Methods are the driver's own methods.
+	Methods []ib.DriverMethod
+	// RespondPD and RespondDevice write the driver's responses to the creation of a domain and to the query of the
+	// device; nil means no response.
+	RespondPD     func(u *ib.Udata)
+	RespondDevice func(a *ib.DeviceAttr, u *ib.Udata)
+	// StoreDoorbells is true if programs post without a call.
+	StoreDoorbells bool
 }
 
 // Limits are the largest sizes of the queues of a layout.

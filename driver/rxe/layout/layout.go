@@ -50,6 +50,9 @@ func (Layout) Limits() queue.Limits {
 	return queue.Limits{WR: maxWR, CQE: maxCQE, UsualCQE: usualCQE, SGE: maxSGE, Inline: maxInline}
 }
 
+// Traits implements queue.Layout.
+func (Layout) Traits() queue.Traits { return queue.Traits{} }
+
 // Memory implements queue.Layout.
 func (Layout) Memory(wr uint32, cqe int) (context, work, completions uint64) {
 	work = ringMemory(int(wr), maxSendWQESize) + ringMemory(int(wr), maxRecvWQESize)
@@ -63,9 +66,9 @@ func ringMemory(entries, size int) uint64 {
 }
 
 // OpenProgram implements queue.Layout.
-func (Layout) OpenProgram(c ib.UserContext) (queue.Program, error) {
+func (Layout) OpenProgram(u *ib.Udata) (queue.Program, error) {
 	p := &program{alloc: func(size int) (ring.Memory, error) {
-		s, err := c.AllocShared(size)
+		s, err := u.Context.AllocShared(size)
 		return ring.Memory(s), err
 	}}
 	var err error

@@ -33,7 +33,7 @@ func (m *memory) AllocShared(size int) (ib.Shared, error) {
 func openProgram(t *testing.T) (*memory, queue.Program) {
 	t.Helper()
 	m := &memory{}
-	p, err := Layout{}.OpenProgram(m)
+	p, err := Layout{}.OpenProgram(&ib.Udata{Context: m})
 	if err != nil {
 		t.Fatal(err)
 	}
