@@ -206,6 +206,9 @@ func (dc *deviceCalls) answerCommand(c call, f *openFile) callResult {
 	if dc.stalled || waits {
 		return callResult{fate: fateSent}
 	}
+	if f.stores != nil {
+		f.stores.Wake()
+	}
 	f.showLibraryFaults()
 	f.showHints()
 	if dc.known.stale { // no data was read and nothing was executed

@@ -207,6 +207,18 @@ func (f *openFile) pollDoorbells(file poller.Ringer) {
 	}
 }
 
+// pollStores registers the queues of a file if its program posts by stores to memory.
+func (f *openFile) pollStores(file poller.Ringer) (err error) {
+	x, ok := file.(interface{ CanPost() bool })
+	if !f.node.stores || !ok {
+		return nil
+	}
+	f.stores, err = f.sup.pollers.Add(f.user, poller.Source{
+		File: file, Posts: x.CanPost, Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
+	})
+	return err
+}
+
 // hasNativeDoorbells reports whether the file's doorbells are native.
 func (f *openFile) hasNativeDoorbells() bool { return f.native != nil && f.native.polled != nil }
 
@@ -214,6 +226,9 @@ func (f *openFile) hasNativeDoorbells() bool { return f.native != nil && f.nativ
 func (f *openFile) stopPolling() {
 	if f.hasNativeDoorbells() {
 		f.native.polled.Stop()
+	}
+	if f.stores != nil {
+		f.stores.Stop()
 	}
 }
 

@@ -439,9 +439,6 @@ func (s *Supervisor) isManagerSender(sender rights.Sender) bool {
 // show`.
 func (s netlinkSource) maySee(id quota.ID) bool { return s.manages || s.owns && id == s.account }
 
-// driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
-const driverRXE = 14
-
 func (s netlinkSource) ConnectionManager() (nldev.Chardev, bool) {
 	if s.sup.cfg.CM == nil {
 		return nldev.Chardev{}, false
@@ -456,9 +453,10 @@ func (s netlinkSource) Devices() (list []nldev.Device) {
 			continue
 		}
 		n := nldev.Device{
-			Index: uint32(d.minor), Name: d.ib.Name(), NodeType: 1, NameByUser: true, Protocol: "roce", NodeGUID: a.NodeGUID,
+			Index: uint32(d.minor), Name: d.ib.Name(), NodeType: uint8(nodeTypeOf(&a)), NameByUser: true,
+			Protocol: protocolOf(&a), NodeGUID: a.NodeGUID,
 			FWVer:        fmt.Sprintf("%d.%d.%d", a.FWVer>>32, a.FWVer>>16&0xffff, a.FWVer&0xffff),
-			SysImageGUID: a.SysImageGUID, CapFlags: uint64(a.DeviceCapFlags), DriverID: driverRXE,
+			SysImageGUID: a.SysImageGUID, CapFlags: uint64(a.DeviceCapFlags), DriverID: uint32(d.driverID),
 			Uverbs: nldev.Chardev{Name: d.name, Major: verbsMajor, Minor: uint32(baseMinor + d.minor),
 				ABI: uint64(d.driverABI)},
 			Resources: s.visibleResources(d.ib.Name()),

@@ -14,6 +14,7 @@ import (
 	"verbena/internal/shm"
 	"verbena/rdmacm/ucma"
 	"verbena/uverbs"
+	"verbena/uverbs/poller"
 )
 
 // queueSuffix is the suffix of the names of the queue files, to which programs' descriptors of device files refer.
@@ -31,11 +32,12 @@ type openFile struct {
 	session *Session
 	node    deviceNode
 	file    commandFile
-	memory  *shm.File        // nil for a file without queues
-	native  *nativeDoorbells // nil for trapped doorbells
-	cm      *ucma.File       // set for rdma_cm, otherwise nil
-	pipe    *cmPipe          // set if cm is set
-	waits   cmWaits          // used if cm is set
+	memory  *shm.File            // nil for a file without queues
+	native  *nativeDoorbells     // nil for trapped doorbells
+	stores  *poller.PolledSource // nil unless the program posts by stores to memory
+	cm      *ucma.File           // set for rdma_cm, otherwise nil
+	pipe    *cmPipe              // set if cm is set
+	waits   cmWaits              // used if cm is set
 	user    *quota.User
 	inode   inode
 	watch   int32
@@ -113,6 +115,10 @@ func newOpenFile(t *Session, n *deviceNode, p *opener, how int) (_ *openFile, de
 	}
 	f.file = file
 	f.pollDoorbells(file)
+	if err := f.pollStores(file); err != nil {
+		file.Close()
+		return fail(err)
+	}
 	if err := f.registerFile(); err != nil {
 		description.Close()
 		f.close()

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -71,14 +72,17 @@ type device struct {
 	counters  uverbs.Counters                   // nil without counters
 	files     map[string]func() (string, error) // files of the driver, by path below the device's directory
 	pci       *pci.Function                     // nil without a PCI function
+	driverID  uapi.DriverID
 	driverABI int
 	identity  any // distinguishes this device from other devices of the same name
 	verbsABI  int
+	stores    bool // programs post by stores to memory
 }
 
 func deviceOf(d *uverbs.Device) device {
 	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), counters: d.Counters(), files: d.SysfsFiles(),
-		driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
+		driverID: d.DriverID(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d,
+		stores: d.StoreDoorbells()}
 }
 
 // makeDeviceEntries makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
@@ -111,9 +115,21 @@ func addCMEntries(t treeEntries) {
 	t.addTextFile(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
 }
 
+// nodeTypeOf returns the type of a device's node. For RoCE it is a channel adapter. (RDMA_NODE_IB_CA)
+func nodeTypeOf(a *ib.DeviceAttr) ib.NodeType { return cmp.Or(a.NodeType, ib.NodeCA) }
+
+// protocolOf returns the protocol of a device in answers to netlink; "" for none.
+func protocolOf(a *ib.DeviceAttr) string {
+	if nodeTypeOf(a) == ib.NodeUnspecified {
+		return ""
+	}
+	return "roce"
+}
+
 func (d *device) addEntries(t treeEntries) {
 	number := fmt.Sprintf("%d:%d", verbsMajor, baseMinor+d.minor)
-	t.addEntry(devDir+"/"+d.name, &treeEntry{node: &deviceNode{device: d.name, minor: uint32(baseMinor + d.minor)}})
+	t.addEntry(devDir+"/"+d.name, &treeEntry{node: &deviceNode{device: d.name,
+		minor: uint32(baseMinor + d.minor), stores: d.stores}})
 	t.addEntry("/dev/char/"+number, &treeEntry{link: "../infiniband/" + d.name})
 
 	above := virtualDir
@@ -135,7 +151,7 @@ func (d *device) addEntries(t treeEntries) {
 			return text(&a) + "\n", err
 		})
 	}
-	t.addTextFile(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every RoCE driver
+	attr("node_type", func(a *ib.DeviceAttr) string { t := nodeTypeOf(a); return fmt.Sprintf("%d: %s", t, t) })
 	t.addTextFile(dir+"/node_desc", d.ib.Name()+"\n")
 	attr("node_guid", func(a *ib.DeviceAttr) string { return formatGUID(a.NodeGUID) })
 	attr("sys_image_guid", func(a *ib.DeviceAttr) string { return formatGUID(a.SysImageGUID) })

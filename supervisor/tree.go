@@ -72,6 +72,7 @@ type deviceNode struct {
 	device string // name of the device on the server
 	minor  uint32
 	cm     bool // the node is rdma_cm
+	stores bool // programs post by stores to memory
 }
 
 // major returns the major device number.

@@ -86,7 +86,17 @@ func cmdExQueryDevice(c *call) error {
 		},
 		XRCODPCaps: attr.ODP.XRC,
 	})
+	if d, ok := ib.As[deviceResponder](userOps.Driver(c.f.dev.ib)); ok {
+		d.RespondDevice(&attr, &c.udata)
+	}
 	return nil
+}
+
+// deviceResponder is implemented by an [ib.Driver] with private attributes of the device.
+// (ib_device_ops.query_device)
+type deviceResponder interface {
+	// RespondDevice writes the driver's response. RespondDevice may not sleep.
+	RespondDevice(a *ib.DeviceAttr, u *ib.Udata)
 }
 
 // toDeviceResp converts the attributes of a device to the user ABI. (copy_query_dev_fields)

@@ -274,6 +274,21 @@ func (f *File) HasNewRequests() bool {
 	return false
 }
 
+// CanPost reports whether a queue pair may send requests that the program posts. CanPost may not sleep.
+func (f *File) CanPost() bool {
+	if !f.contextState().CanCreate() {
+		return false
+	}
+	few := f.doorbells.few.Load()
+	if few == nil {
+		return f.doorbells.hasQueuePairs()
+	}
+	return slices.ContainsFunc(*few, func(qp *qpObject) bool {
+		s := qp.State()
+		return s == ib.QPRTS || s == ib.QPSQD
+	})
+}
+
 // ringSome checks queue pairs as described at RingPosted.
 func (f *File) ringSome(on ib.Staller, s *RingScan, all bool, h **ib.Hold) (found bool, err error) {
 	switch state := f.contextState(); {

@@ -256,6 +256,12 @@ func (d *Device) DriverID() uapi.DriverID { return d.driverID }
 // DriverABI returns the version of the driver's private data, shown in sysfs as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
+// StoreDoorbells reports whether programs post by stores to memory, without a call.
+func (d *Device) StoreDoorbells() bool {
+	s, ok := ib.As[interface{ StoreDoorbells() bool }](userOps.Driver(d.ib))
+	return ok && s.StoreDoorbells()
+}
+
 // checkNotInError returns nil unless the device is in the error state. checkNotInError is for calls that do not call
 // the midlayer.
 func (d *Device) checkNotInError() error {

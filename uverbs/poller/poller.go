@@ -34,6 +34,10 @@ const (
 	allRounds = 64
 	// tendTime is the minimum time between calls of Source.Due while a thread is awake.
 	tendTime = 2 * time.Millisecond
+	// minPause and maxPause limit the sleeps of a thread beside programs that post by stores. pauseShare is their share
+	// of the time since the last request: a request after a pause of t waits for at most t/pauseShare.
+	minPause, maxPause = 50 * time.Microsecond, 8 * time.Millisecond
+	pauseShare         = 4
 	// unwatchedPause is the sleep of a thread while a file cannot be watched.
 	unwatchedPause = time.Millisecond
 )
@@ -56,6 +60,10 @@ type Source struct {
 	// Watched is the alternative to the eventfd. Watched adds an inotify watch for a file to which the program writes
 	// with each post.
 	Watched func(inotify int, mask uint32) (wd int, err error)
+	// Posts is the alternative for a program that posts by stores to memory, which wake no thread. Posts reports whether
+	// the program can post now. If so, the thread looks for requests, less and less often; see minPause. Posts may not
+	// sleep.
+	Posts func() bool
 	// Due, if not nil, is called every few milliseconds while the thread is awake, and before the thread sleeps. Due
 	// must not sleep. If Due returns true, another thread calls Tend. Calls of Tend for the files of one user do not
 	// overlap. Tend may sleep, and may be called after Stop.
@@ -254,7 +262,7 @@ func (p *poller) wakeLocked() {
 }
 
 func (p *poller) addSource(x *PolledSource) error {
-	if x.Watched == nil {
+	if x.hasDoorbell() {
 		if err := p.addToEpoll(x.Doorbell, unix.EPOLLIN|unix.EPOLLET); err != nil {
 			return err // with EPOLLET each write is reported once and need not be read
 		}
@@ -272,11 +280,21 @@ func (p *poller) removeSource(x *PolledSource) {
 	defer p.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(y *PolledSource) bool { return y == x })
 	p.files.Store(&list)
-	if x.Watched == nil {
+	if x.hasDoorbell() {
 		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Doorbell, nil)
-		return
+	} else if x.Watched != nil {
+		p.inotify.Load().removeWatch(x)
 	}
-	p.inotify.Load().removeWatch(x)
+}
+
+// hasDoorbell reports whether the program rings by an eventfd.
+func (x *PolledSource) hasDoorbell() bool { return x.Watched == nil && x.Posts == nil }
+
+// Wake wakes the thread, after a command by which the program may become able to post. Wake may not sleep.
+func (x *PolledSource) Wake() {
+	x.p.mu.Lock()
+	defer x.p.mu.Unlock()
+	x.p.wakeLocked()
 }
 
 // runner is a thread of a poller.
@@ -284,7 +302,7 @@ type runner struct {
 	p     *poller
 	ended chan struct{}
 	known *[]*PolledSource // files of the programs that were notified that the thread is awake
-	// watches is true if a file of known is watched. Its program may spin without yielding the processor.
+	// watches is true if a program of known does not ring an eventfd. It may spin without yielding the processor.
 	watches bool
 
 	lastTend time.Time // time of the last call of Source.Due
@@ -344,10 +362,13 @@ func (r *runner) run() {
 		}
 		r.p.startTendThread()
 		timeout := r.announceState(false)
-		if found := r.pollAll(true); !r.isCurrent() {
-			return
-		} else if !found {
-			r.p.waitForDoorbell(timeout)
+		for found := r.pollAll(true); ; found = r.pollAll(true) {
+			if !r.isCurrent() {
+				return
+			}
+			if found || r.p.waitForDoorbell(r.pauseAfter(time.Since(last), timeout)) || timeout >= 0 {
+				break // with a timeout, announceState must try again to watch a file
+			}
 		}
 		r.announceState(true)
 		now = time.Now()
@@ -355,6 +376,19 @@ func (r *runner) run() {
 		last, polling = now, false
 		r.lastTend = last
 	}
+}
+
+// pauseAfter returns the next sleep of a thread that has found no request for some time. most is the maximum; it is
+// negative for no maximum, and so is the result.
+func (r *runner) pauseAfter(idle, most time.Duration) time.Duration {
+	if !slices.ContainsFunc(*r.known, func(x *PolledSource) bool { return x.Posts != nil && x.Posts() }) {
+		return most
+	}
+	pause := min(max(idle/pauseShare, minPause), maxPause)
+	if most >= 0 {
+		pause = min(pause, most)
+	}
+	return pause
 }
 
 func (r *runner) callTendIfDue(now time.Time) {
@@ -376,10 +410,12 @@ func (r *runner) announceState(awake bool) (timeout time.Duration) {
 		return timeout
 	}
 	r.known = p.files.Load()
-	r.watches = slices.ContainsFunc(*r.known, func(x *PolledSource) bool { return x.Watched != nil })
+	r.watches = slices.ContainsFunc(*r.known, func(x *PolledSource) bool { return !x.hasDoorbell() })
 	for _, x := range *r.known {
-		if x.Watched == nil {
+		if x.hasDoorbell() {
 			x.Tell(awake)
+		} else if x.Watched == nil {
+			continue
 		} else if !awake && !x.armed.Load() && !p.armWatchLocked(x) {
 			timeout = unwatchedPause
 		}
@@ -494,12 +530,17 @@ func (p *poller) replaceRunner(r *runner) {
 }
 
 // waitForDoorbell waits for a doorbell, for wakeLocked, or until the timeout. A negative timeout means no limit.
-// waitForDoorbell forwards doorbells of other users, which do not end the sleep.
-func (p *poller) waitForDoorbell(timeout time.Duration) {
+// waitForDoorbell forwards doorbells of other users, which do not end the sleep. waitForDoorbell returns false if the
+// thread must look for requests and sleep again.
+func (p *poller) waitForDoorbell(timeout time.Duration) (woken bool) {
 	var events [64]unix.EpollEvent
 	limit := -1
 	if timeout >= 0 {
-		limit = int(timeout.Milliseconds())
+		limit = 0
+		wait := unix.NsecToTimespec(timeout.Nanoseconds())
+		if n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(p.epoll), Events: unix.POLLIN}}, &wait, nil); n == 0 && err == nil {
+			return false
+		}
 	}
 	for {
 		n, err := unix.EpollWait(p.epoll, events[:], limit)
@@ -516,7 +557,7 @@ func (p *poller) waitForDoorbell(timeout time.Duration) {
 			own = own || e == nil || int64(ev.Fd) != e.fd.Load()
 		}
 		if own {
-			return
+			return true
 		}
 	}
 }

@@ -128,6 +128,54 @@ func TestDoorbellWakesThread(t *testing.T) {
 	x.Stop()
 }
 
+// TestPostsByStoresAreFound checks that the thread finds posts that nothing announces, also after a pause, while the
+// program can post. While it cannot, the thread sleeps until Wake.
+func TestPostsByStoresAreFound(t *testing.T) {
+	w := newFixture(t)
+	f, canPost := &countedFile{}, &atomic.Bool{}
+	canPost.Store(true)
+	x := w.addSource(Source{File: f, Posts: canPost.Load})
+	post := func(n int64) {
+		f.posted.Store(n)
+		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == n })
+	}
+	for i := range int64(50) {
+		post(i + 1)
+		if i%10 == 0 {
+			time.Sleep(20 * time.Millisecond) // the thread sleeps
+		}
+	}
+	canPost.Store(false)
+	time.Sleep(2 * maxPause)
+	f.posted.Store(100)
+	time.Sleep(2 * maxPause)
+	if n := f.rung.Load(); n == 100 {
+		t.Error("program that cannot post: got a ring, want none before Wake")
+	}
+	canPost.Store(true)
+	x.Wake()
+	post(100)
+	x.Stop()
+}
+
+// TestPauses tests the sleeps of a thread: a share of the time since the last request, within limits.
+func TestPauses(t *testing.T) {
+	posts := true
+	r := &runner{known: &[]*PolledSource{{Source: Source{Posts: func() bool { return posts }}}}}
+	for _, c := range []struct{ idle, most, want time.Duration }{
+		{0, -1, minPause}, {4 * time.Millisecond, -1, time.Millisecond}, {time.Second, -1, maxPause},
+		{time.Second, unwatchedPause, unwatchedPause},
+	} {
+		if got := r.pauseAfter(c.idle, c.most); got != c.want {
+			t.Errorf("pause after %v, at most %v: got %v, want %v", c.idle, c.most, got, c.want)
+		}
+	}
+	posts = false
+	if got := r.pauseAfter(time.Second, -1); got >= 0 {
+		t.Errorf("pause while no program can post: got %v, want none", got)
+	}
+}
+
 // TestWatchedFileWakesThread checks the same with writes to a watched file. The test also checks that other files
 // remain watched.
 func TestWatchedFileWakesThread(t *testing.T) {
