@@ -20,7 +20,7 @@ import (
 // skips the network. All methods are safe for concurrent use.
 type Driver interface {
 	// Type returns the link type, as in `rdma link add NAME type TYPE`. The name of each device begins with the type,
-	// because libibverbs finds its provider by the name.
+	// because libibverbs finds its provider by the name. PCIDriver is the exception.
 	Type() string
 	// Open creates a working adapter. The adapter has no device before Probe.
 	Open(Config) Hardware
@@ -29,6 +29,14 @@ type Driver interface {
 	// QueueLimits returns the maximum lengths, in entries, of a work queue and a completion queue. The lengths apply to
 	// a device with the given Config.QueueMemory. QueueLimits returns ENOMEM if memory is below MinQueueMemory.
 	QueueLimits(memory uint64) (work, completions int, err error)
+}
+
+// PCIDriver is a Driver of devices that always look like PCI functions. libibverbs finds its provider by the driver's
+// number or by the identifiers, so that a device can have any name.
+type PCIDriver interface {
+	Driver
+	// PCI returns the function, in the form of pci.Parse. A link can change each property.
+	PCI() string
 }
 
 // Config describes an adapter.

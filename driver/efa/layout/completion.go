@@ -1,0 +1,116 @@
+package layout
+
+import (
+	"encoding/binary"
+
+	"verbena/uapi"
+	"verbena/uapi/efa"
+)
+
+// The next constants are the sizes of the entries of completion queues, in bytes.
+const (
+	entrySize   = 16
+	entrySizeEx = 32
+)
+
+// completionQueue is an array of struct efa_io_tx_cdesc and efa_io_rx_cdesc, or efa_io_rx_cdesc_ex. The engine is the
+// producer.
+type completionQueue struct {
+	mem      memory
+	doorbell memory // empty without a completion channel
+	size     int    // bytes of an entry
+	slots    uint32
+	pushed   uint32
+	told     uint32 // number of the next event, as of the latest event, plus one; 0 means none
+	buf      [entrySizeEx]byte
+	region   *region
+}
+
+// Capacity implements queue.CompletionQueue.
+func (q *completionQueue) Capacity() int { return int(q.slots) }
+
+// Oldest implements queue.CompletionQueue. The device does not know what the program has read: nothing waits.
+func (q *completionQueue) Oldest() (at, waiting uint32, repaired, ok bool) {
+	return q.pushed, 0, false, true
+}
+
+// Push implements queue.CompletionQueue.
+func (q *completionQueue) Push(wc *uapi.WC) (ok bool) {
+	b := q.buf[:q.size]
+	clear(b)
+	flags := efa.IOCDescCommonPhaseMask
+	if q.pushed/q.slots&1 != 0 {
+		flags = 0
+	}
+	c := efa.CDescCommon{ReqID: uint16(wc.WRID), Status: statusOf(wc.Status), QPNum: uint16(wc.QPNum)}
+	if wc.Opcode&uapi.WCRecv != 0 {
+		if uapi.IBVWCFlags(wc.WCFlags)&uapi.IBVWCWithImm != 0 {
+			flags |= efa.IOCDescCommonHasImmMask
+		}
+		c.Flags = flags | efa.IORecvQueue<<1
+		r := efa.RXCDesc{
+			Common: c, Length: uint16(wc.ByteLen), AH: wc.SLID, SrcQPNum: uint16(wc.SrcQP), Imm: wc.Ex.Imm().Uint32(),
+		}
+		if wc.SLID == 0 {
+			r.AH = efa.UnknownAH
+		}
+		uapi.Encode(b, &r)
+	} else {
+		c.Flags = flags | efa.IOSendQueue<<1
+		uapi.Encode(b, &efa.TXCDesc{Common: c})
+	}
+	at := int(q.pushed&(q.slots-1)) * q.size
+	q.pushed++
+	return q.mem.publish(at, binary.NativeEndian.Uint32(b), b[4:])
+}
+
+// Armed implements queue.Armer. The library increments the number of the event when it has read an event. A queue is
+// due for one event of each number. The arm bit of an earlier store may be lost: after it has read entries, the library
+// stores their count without the bit.
+func (q *completionQueue) Armed() bool {
+	if q.doorbell.mem == nil {
+		return false
+	}
+	v, ok := q.doorbell.load(0)
+	number := v&efa.RegsCQDBCmdSNMask + 1
+	if !ok || number == q.told {
+		return false
+	}
+	q.told = number
+	return true
+}
+
+// Fetch implements queue.CompletionQueue. Programs read the array themselves.
+func (q *completionQueue) Fetch(uint32, uint32, *uapi.WC) (found, ok bool) { return false, true }
+
+// Consume implements queue.CompletionQueue.
+func (q *completionQueue) Consume(uint32, uint32) (ok bool) { return true }
+
+// Free implements queue.CompletionQueue.
+func (q *completionQueue) Free() { q.region.shared.Free() }
+
+// statuses are the statuses of EFA for those of verbs. The library translates them back. (to_ibv_status of rdma-core)
+var statuses = map[uapi.WCStatus]efa.CompStatus{
+	uapi.WCSuccess:        efa.IOCompStatusOK,
+	uapi.WCWRFlushErr:     efa.IOCompStatusFlushed,
+	uapi.WCLocQPOpErr:     efa.IOCompStatusLocalErrorUnsupportedOp,
+	uapi.WCLocProtErr:     efa.IOCompStatusLocalErrorInvalidLKey,
+	uapi.WCLocLenErr:      efa.IOCompStatusLocalErrorBadLength,
+	uapi.WCRemAccessErr:   efa.IOCompStatusRemoteErrorBadAddress,
+	uapi.WCRemAbortErr:    efa.IOCompStatusRemoteErrorAbort,
+	uapi.WCRemInvRDReqErr: efa.IOCompStatusRemoteErrorBadDestQPN,
+	uapi.WCRNRRetryExcErr: efa.IOCompStatusRemoteErrorRNR,
+	uapi.WCRemInvReqErr:   efa.IOCompStatusRemoteErrorBadLength,
+	uapi.WCBadRespErr:     efa.IOCompStatusRemoteErrorBadStatus,
+	uapi.WCRespTimeoutErr: efa.IOCompStatusLocalErrorUnrespRemote,
+	uapi.WCRetryExcErr:    efa.IOCompStatusLocalErrorUnreachRemote,
+	uapi.WCRemOpErr:       efa.IOCompStatusRemoteErrorUnknownPeer,
+}
+
+// statusOf returns the status of EFA for one of verbs.
+func statusOf(s uapi.WCStatus) efa.CompStatus {
+	if c, ok := statuses[s]; ok {
+		return c
+	}
+	return efa.IOCompStatusLocalErrorQPInternalError
+}
