@@ -23,11 +23,21 @@ import (
 	"verbena/netdev"
 )
 
-// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. ",pci[=ADDRESS][,OPTION=VALUE...]" may follow: see
-// pci.Parse. NAME must begin with the type of one of the drivers. The list of drivers must not be empty.
+// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. ",personality=TYPE" may follow, the type of a driver,
+// and then ",pci[=ADDRESS][,OPTION=VALUE...]": see pci.Parse. Without a personality, NAME must begin with the type of
+// one of the drivers. The list of drivers must not be empty.
 func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
 	l := ctl.LinkSpec{Name: name}
+	if before, after, ok := strings.Cut(rest, ",personality="); ok {
+		var options string
+		if l.Personality, options, ok = strings.Cut(after, ","); ok {
+			options = "," + options
+		}
+		if rest = before + options; strings.Contains(rest, ",personality=") {
+			return l, fmt.Errorf("link %s: personality is given twice: %w", ctl.ClipText(name), syscall.EINVAL)
+		}
+	}
 	rest, shape, hasPCI := strings.Cut(rest, ",pci")
 	if hasPCI {
 		where, options, _ := strings.Cut(shape, ",")
@@ -48,17 +58,47 @@ func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	} else {
 		l.Netdev = rest
 	}
-	_, err := findDriver(l.Name, drivers)
+	_, err := findDriver(&l, drivers)
 	return l, err
 }
 
-// findDriver returns the driver of a device name, or EINVAL if the name is invalid.
-func findDriver(name string, drivers []driver.Driver) (driver.Driver, error) {
+// findDriver returns the driver of a link, or EINVAL if the name or the personality is invalid.
+func findDriver(l *ctl.LinkSpec, drivers []driver.Driver) (driver.Driver, error) {
+	if l.Personality == "" {
+		return driverOfName(l.Name, drivers)
+	}
+	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return d.Type() == l.Personality })
+	if i < 0 {
+		return nil, fmt.Errorf("link %s: personality %q: use %s: %w", ctl.ClipText(l.Name), ctl.ClipText(l.Personality),
+			linkTypes(drivers, " or "), syscall.EINVAL)
+	}
+	d := drivers[i]
+	if _, free := d.(driver.PCIDriver); !free || strings.HasPrefix(l.Name, d.Type()) {
+		return driverOfName(l.Name, drivers[i:i+1])
+	}
+	if other, err := driverOfName(l.Name, drivers); err == nil {
+		return nil, fmt.Errorf("device name %q: it begins like a name of %s: use %s0, or another name: %w",
+			ctl.ClipText(l.Name), other.Type(), d.Type(), syscall.EINVAL)
+	}
+	if !isDeviceName(l.Name) {
+		return nil, fmt.Errorf("device name %q: use up to %d letters, digits or any of \"._-\": %w", ctl.ClipText(l.Name),
+			maxDeviceName, syscall.EINVAL)
+	}
+	return d, nil
+}
+
+// isDeviceName reports whether a name has the characters and the length of a device name.
+func isDeviceName(name string) bool {
 	odd := func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && !strings.ContainsRune("._-", r)
 	}
+	return name != "" && len(name) <= maxDeviceName && !strings.ContainsFunc(name, odd)
+}
+
+// driverOfName returns the driver by whose type a device name begins, or EINVAL if the name is invalid.
+func driverOfName(name string, drivers []driver.Driver) (driver.Driver, error) {
 	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return strings.HasPrefix(name, d.Type()) })
-	if i >= 0 && len(name) <= maxDeviceName && !strings.ContainsFunc(name, odd) {
+	if i >= 0 && isDeviceName(name) {
 		return drivers[i], nil
 	}
 	like := drivers[max(i, 0)].Type()
@@ -99,7 +139,7 @@ type rdmaLink struct {
 
 // openLink makes a device and registers it.
 func (t *linkTable) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
-	d, err := findDriver(spec.Name, t.opts.Drivers)
+	d, err := findDriver(&spec, t.opts.Drivers)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +160,7 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
 		}
 	}
-	if err := t.functions.add(&spec, d.Type()); err != nil {
+	if err := t.functions.add(&spec, d); err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	made := false
@@ -319,7 +359,7 @@ func (l netlinkLinks) AddLink(name, linkType, netdev string) error {
 			linkTypes(drivers, ", "),
 			syscall.EINVAL)
 	}
-	if _, err := findDriver(name, drivers[i:i+1]); err != nil {
+	if _, err := driverOfName(name, drivers[i:i+1]); err != nil {
 		return err
 	}
 	return l.links.createLink(ctl.LinkSpec{Name: name, Netdev: netdev})

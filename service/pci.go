@@ -1,10 +1,13 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 	"sync"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/internal/ctl"
 	"verbena/internal/pci"
 	"verbena/supervisor"
@@ -21,12 +24,22 @@ type pciFunctions struct {
 }
 
 // add adds the function of a new link, if the link has one, and replaces the text of spec.PCI by the complete
-// description. driver is the default name of the driver.
-func (p *pciFunctions) add(spec *ctl.LinkSpec, driver string) error {
-	if spec.PCI == "" {
+// description. A driver.PCIDriver d has a function in any case; the options of spec precede those of d.
+func (p *pciFunctions) add(spec *ctl.LinkSpec, d driver.Driver) error {
+	text := spec.PCI
+	if d, ok := d.(driver.PCIDriver); ok {
+		where, options, _ := strings.Cut(d.PCI(), ",")
+		text = cmp.Or(text, where)
+		for _, o := range strings.Split(options, ",") {
+			if name, _, _ := strings.Cut(o, "="); !strings.Contains(text, ","+name+"=") {
+				text += "," + o
+			}
+		}
+	}
+	if text == "" {
 		return nil
 	}
-	f, auto, err := pci.Parse(spec.PCI, driver)
+	f, auto, err := pci.Parse(text, d.Type())
 	if err != nil {
 		return err
 	}

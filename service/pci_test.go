@@ -2,11 +2,13 @@ package service_test
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
 
 	"verbena/driver"
+	"verbena/driver/efa"
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/service"
@@ -27,6 +29,53 @@ func TestParseLinkSpecWithPCI(t *testing.T) {
 	for _, text := range []string{"rxe0=eth0,pcix", "rxe0=eth0,pci=x", "rxe0=eth0,pci,numa=x", "rxe0=eth0,pci,pci"} {
 		if _, err := service.ParseLinkSpec(text, []driver.Driver{&rxe.Driver{}}); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%s: got %v, want EINVAL", text, err)
+		}
+	}
+}
+
+// TestParsePersonality tests the choice of a driver by an option, and the names that it permits.
+func TestParsePersonality(t *testing.T) {
+	drivers := []driver.Driver{&rxe.Driver{}, &efa.Driver{}}
+	for text, want := range map[string]ctl.LinkSpec{
+		"efa0=127.0.0.1":                                  {Name: "efa0"},
+		"efa0=127.0.0.1,personality=efa":                  {Name: "efa0", Personality: "efa"},
+		"rdmap0s6=127.0.0.1,personality=efa,pci,numa=1":   {Name: "rdmap0s6", Personality: "efa", PCI: "auto,numa=1"},
+		"rdmap0s6=127.0.0.1,pci,numa=1,personality=efa":   {Name: "rdmap0s6", Personality: "efa", PCI: "auto,numa=1"},
+		"rxe0=127.0.0.1,personality=rxe":                  {Name: "rxe0", Personality: "rxe"},
+		"rxe0=127.0.0.1,personality=efa":                  {}, // looks like a device of rxe
+		"x0=127.0.0.1,personality=rxe":                    {}, // libibverbs would not find the provider
+		"x0=127.0.0.1":                                    {},
+		"x0=127.0.0.1,personality=mlx5":                   {},
+		"x/0=127.0.0.1,personality=efa":                   {},
+		"efa0=127.0.0.1,personality=efa,personality=efa,": {},
+	} {
+		l, err := service.ParseLinkSpec(text, drivers)
+		if want.Name == "" {
+			if err == nil {
+				t.Errorf("%s: got %+v, want an error", text, l)
+			}
+			continue
+		}
+		want.Addrs = []string{"127.0.0.1"}
+		if err != nil || !reflect.DeepEqual(l, want) {
+			t.Errorf("%s: got %+v and error %v, want %+v", text, l, err, want)
+		}
+	}
+}
+
+// TestEFALooksLikePCI tests the identifiers of an EFA device, and that a link can change each.
+func TestEFALooksLikePCI(t *testing.T) {
+	s, _ := servicetest.New(t, service.Options{Drivers: []driver.Driver{&efa.Driver{}}, Links: []ctl.LinkSpec{
+		{Name: "efa0", Addrs: []string{"127.91.9.3"}},
+		{Name: "x1", Addrs: []string{"127.91.9.4"}, Personality: "efa", PCI: "auto,device=efa1,numa=0"},
+	}})
+	links, err := s.Links()
+	if err != nil || len(links) != 2 {
+		t.Fatalf("Links: got %v and error %v, want two", links, err)
+	}
+	for i, want := range []string{"numa=-1,vendor=0x1d0f,device=0xefa0", "numa=0,vendor=0x1d0f,device=0xefa1"} {
+		if !strings.Contains(links[i].PCI, want) || !strings.Contains(links[i].PCI, "driver=efa") {
+			t.Errorf("link %s: got %s, want %s and driver=efa", links[i].Name, links[i].PCI, want)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver"
+	"verbena/driver/efa"
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/pci"
@@ -29,7 +30,7 @@ import (
 )
 
 type deviceFlags struct {
-	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE; with ,pci it looks like a PCI adapter. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none" complete:"none"`
+	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE; with ,personality=efa it is an EFA adapter, with ,pci it looks like a PCI adapter. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none" complete:"none"`
 	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
 	NoProbe    bool     `help:"Do not retransmit before the acknowledgement timeout of the program's queue pair (IBA 9.7.6.1.3). By default, devices retransmit the oldest unacknowledged packet after 4 ms, 8 ms and so on, to detect losses early."`
 	Doorbells  string   `help:"Way in which programs announce posted requests: by a trapped system call; natively, detected by a thread that polls their queues; or auto, natively while enough processors are free (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
@@ -38,7 +39,7 @@ type deviceFlags struct {
 }
 
 // serviceDrivers returns the drivers of a service. A device name begins with the link type of its driver.
-func serviceDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
+func serviceDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}, &efa.Driver{}} }
 
 func (f *deviceFlags) linkSpecs() ([]ctl.LinkSpec, error) {
 	var specs []ctl.LinkSpec
@@ -107,12 +108,16 @@ signal kills it.
 With ",pci" after the address or interface, programs see the device as a PCI adapter in sysfs, as the topology code of NCCL and
 hwloc expects it; ",pci=ADDRESS" chooses its address. Options follow as ",NAME=VALUE": ` + strings.Join(pci.OptionNames(), ", ") + `.
 
+With ",personality=efa" a device is an Elastic Fabric Adapter in place of Soft-RoCE, for the efa provider of libibverbs. Devices
+whose names begin with efa are so in any case.
+
 A service that "verbena run" has started is replaced if no program uses it. Any other one that has the control socket is
 left alone, and this command fails.
 
 Examples:
   verbena serve --daemon --link rxe0=127.0.0.1
   verbena serve --daemon --link rxe0=127.0.0.1,pci --link rxe1=127.0.0.2,pci,numa=1
+  verbena serve --daemon --link rxe0=127.0.0.1 --link rdmap0s6=127.0.0.2,personality=efa
   verbena serve --socket /run/verbena/sock --group rdma --mode 0660
   verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G
   verbena serve --daemon --metrics 127.0.0.1:9401

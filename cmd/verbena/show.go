@@ -42,19 +42,22 @@ func replaceControlChars(s string) string {
 }
 
 type linkAddCmd struct {
-	Name   string   `arg:"" help:"Name, rxe followed by a number or word." complete:"none"`
+	Name   string   `arg:"" help:"Name, rxe or efa followed by a number or word; any name with --personality=efa." complete:"none"`
 	Addr   []string `help:"Address of the device; repeatable for more addresses of the same interface. The addresses fill the GID table from index 1." placeholder:"IP" complete:"none"`
 	Netdev string   `help:"Interface; the device gets its addresses." placeholder:"IF" xor:"where" complete:"interface"`
 	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
 
 	NoProbe bool `help:"Do not retransmit before the acknowledgement timeout of the program's queue pair."`
 
+	Personality string `help:"Kind of adapter: rxe or efa (default: as the name begins)." placeholder:"TYPE" complete:"none"`
+
 	PCI string `name:"pci" help:"Show the device to programs as a PCI adapter: auto, or an address such as 0000:81:00.0, then options such as ,numa=1; see verbena serve --help." placeholder:"SHAPE" complete:"none" sep:"none"`
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
 	_, err := c.sendRequestOrStart(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{
-		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire, NoProbe: l.NoProbe, PCI: l.PCI}})
+		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire, NoProbe: l.NoProbe, PCI: l.PCI,
+		Personality: l.Personality}})
 	return err
 }
 

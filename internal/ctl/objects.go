@@ -18,6 +18,8 @@ type LinkSpec struct {
 	Wire bool `json:"wire,omitempty"`
 	// NoProbe disables retransmission before the timeout that the program has set.
 	NoProbe bool `json:"no_probe,omitempty"`
+	// Personality is the type of the driver; empty means the driver by whose type the name begins.
+	Personality string `json:"personality,omitempty"`
 	// PCI describes the PCI function as which programs see the device, in the form of pci.Parse; empty means none.
 	PCI string `json:"pci,omitempty"`
 }
