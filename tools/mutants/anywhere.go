@@ -19,6 +19,9 @@ var driverPackages = []driverPackage{
 	{"engine/transport", rxeTests},
 	{"engine/queue", rxeTests},
 	{"driver/rxe/layout", rxeTests},
+	{"driver/efa/layout", []testSelection{
+		{pkg: "driver/efa/layout", run: ".", short: true}, {pkg: "driver/efa", run: ".", short: true},
+	}},
 }
 
 // rxeTests lists the tests with -short first. The others run only with mutants that the tests with -short do not

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
@@ -477,4 +479,51 @@ func FuzzRings(f *testing.F) {
 			x.rq.Complete()
 		}
 	})
+}
+
+// TestMemoryTakenAway tests that accesses to pages that the program has taken away are reported, and end no thread.
+func TestMemoryTakenAway(t *testing.T) {
+	fd, err := unix.MemfdCreate("queues", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	page := pages(1)
+	if err := unix.Ftruncate(fd, int64(page)); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(fd, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	m := memory{mem}
+	c := counts{page: m, slots: 4}
+	sq := &sendQueue{counts: counts{page: m, slots: 4}, mem: m, size: efa.TXWQESize}
+	rq := &recvQueue{counts: counts{page: m, slots: 4}, mem: m, sges: 1}
+	cq := &completionQueue{mem: m, doorbell: m, size: entrySize, slots: 4}
+	if n, ok := c.posted(); n != 0 || !ok {
+		t.Errorf("posted: got %d, %v, want 0 and true", n, ok)
+	}
+	if err := unix.Ftruncate(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]func() bool{
+		"posted":       func() bool { _, ok := c.posted(); return ok },
+		"discard":      c.discard,
+		"send":         func() bool { _, ok := sq.Fetch(0, &queue.Send{}); return ok },
+		"waiting":      func() bool { _, ok := sq.Waiting(); return ok },
+		"receive":      func() bool { _, ok := rq.Fetch(0, &queue.Recv{}); return ok },
+		"a descriptor": func() bool { _, ok := rq.decode(&queue.Recv{}, 0, 1); return ok },
+		"completion":   func() bool { return cq.Push(&uapi.WC{}) },
+		"event":        cq.Armed,
+	} {
+		if f() {
+			t.Errorf("%s: got success, want failure", name)
+		}
+	}
+	if _, some := sq.Posted(); !some {
+		t.Error("Posted: got none, want a look, so that the engine finds the failure")
+	}
+	sq.TakeBack()
 }
