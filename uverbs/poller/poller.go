@@ -36,7 +36,7 @@ const (
 	tendTime = 2 * time.Millisecond
 	// minPause and maxPause limit the sleeps of a thread beside programs that post by stores. pauseShare is their share
 	// of the time since the last request: a request after a pause of t waits for at most t/pauseShare.
-	minPause, maxPause = 50 * time.Microsecond, 8 * time.Millisecond
+	minPause, maxPause = 50 * time.Microsecond, 16 * time.Millisecond
 	pauseShare         = 4
 	// unwatchedPause is the sleep of a thread while a file cannot be watched.
 	unwatchedPause = time.Millisecond
