@@ -152,17 +152,13 @@ type recvQueue struct {
 	sges    uint32
 	buf     [rxDescSize]byte
 	fetched uint32 // descriptors of the next request
-	last    uint32 // descriptors of the request that was taken last
 }
 
 // Capacity implements queue.WorkQueue.
 func (q *recvQueue) Capacity() int { return int(q.slots) }
 
 // Take implements queue.WorkQueue.
-func (q *recvQueue) Take() {
-	q.last = q.fetched
-	q.taken.Add(q.fetched)
-}
+func (q *recvQueue) Take() { q.taken.Add(q.fetched) }
 
 // Complete implements queue.WorkQueue. The engine completes a receive before it takes the next one.
 func (q *recvQueue) Complete() (ok bool) {
