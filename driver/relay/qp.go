@@ -34,7 +34,6 @@ type qp struct {
 	sq  queue.SendQueue
 	out requestList
 	w   queue.Send
-	sge []ib.SGE
 	end bool // destroyed
 
 	recvMu sync.Mutex // after mu; held while a receive is posted to the weak device
