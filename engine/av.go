@@ -181,8 +181,6 @@ func (d *destinations) find(a netip.Addr) uint32 {
 }
 
 // replace sets or, if to is nil, removes the number of an address. The caller holds the lock of part i.
-//
-//verbena:held mu
 func (d *destinations) replace(i int, a netip.Addr, to *destination) {
 	m := map[netip.Addr]*destination{}
 	if old := d[i].m.Load(); old != nil {

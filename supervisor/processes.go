@@ -35,9 +35,11 @@ const (
 // isAlive reports whether the process exists. While the process exists, its process ID is not reused.
 func (p *process) isAlive() bool {
 	alive := false
+	//verbena:allow nosleep the function is called at once
 	err := p.conn.Control(func(fd uintptr) {
 		pfd := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		for {
+			//verbena:allow nosleep a poll with the timeout 0 does not wait
 			n, err := unix.Poll(pfd[:], 0)
 			if err != unix.EINTR { // a signal can interrupt threads other than workers
 				alive = err == nil && n == 0

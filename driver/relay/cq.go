@@ -71,12 +71,12 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 		return d.Driver.CreateCQ(h, attr, u)
 	}
 	c := &cq{p: p, obj: h}
-	if err := c.newQueue(attr.Entries, u); err != nil {
+	var err error
+	if c.queue, c.room, err = c.newQueue(attr.Entries, u); err != nil {
 		return nil, err
 	}
 	c.schedule = h.NewCallback(c.drain)
 	attr.Entries = p.innerEntries(c.queue.Capacity())
-	var err error
 	if c.DriverCQ, err = p.weak.CreateCQ(h.Redirect(c.schedule), attr, nil); err != nil {
 		c.queue.Free()
 		return nil, err
@@ -93,19 +93,19 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return c, nil
 }
 
-// newQueue makes a queue for the program with at least a number of entries.
-func (c *cq) newQueue(entries int, u *ib.Udata) (err error) {
+// newQueue makes a queue for the program with at least a number of entries, and returns the number that the program may
+// use.
+func (c *cq) newQueue(entries int, u *ib.Udata) (q queue.CompletionQueue, room int, err error) {
 	if entries < 1 || entries > c.p.limits.MaxCQE {
-		return fmt.Errorf("%d entries, at most %d: %w", entries, c.p.limits.MaxCQE, syscall.EINVAL)
+		return nil, 0, fmt.Errorf("%d entries, at most %d: %w", entries, c.p.limits.MaxCQE, syscall.EINVAL)
 	}
-	if c.queue, err = c.p.queues.CreateCQ(entries, u); err != nil {
-		return err
+	if q, err = c.p.queues.CreateCQ(entries, u); err != nil {
+		return nil, 0, err
 	}
-	c.room = c.queue.Capacity()
-	if c.p.choices.Has(weak.ExactRoom) {
-		c.room = entries
+	if room = q.Capacity(); c.p.choices.Has(weak.ExactRoom) {
+		room = entries
 	}
-	return nil
+	return q, room, nil
 }
 
 // completions returns the weak device's queue.
@@ -324,29 +324,28 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 }
 
 func (c *cq) replace(entries int, u *ib.Udata) (old queue.CompletionQueue, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	old, room := c.queue, c.room
-	undo := func(err error) (queue.CompletionQueue, error) {
-		if c.queue != old {
-			c.queue.Free()
-		}
-		c.queue, c.room = old, room
+	q, room, err := c.newQueue(entries, u)
+	if err != nil {
 		return nil, err
 	}
-	if err := c.newQueue(entries, u); err != nil {
-		return undo(err)
+	if old, err = c.moveTo(q, room); err != nil {
+		q.Free()
 	}
-	_, waiting, _, ok := old.Oldest()
-	if !ok {
-		return undo(errQueueGone)
+	return old, err
+}
+
+// moveTo moves the completions to another queue, and returns the former queue.
+func (c *cq) moveTo(q queue.CompletionQueue, room int) (old queue.CompletionQueue, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, waiting, _, ok := c.queue.Oldest()
+	if ok && int(waiting) > room {
+		return nil, fmt.Errorf("%d completions are waiting: %w", waiting, syscall.EINVAL)
 	}
-	if int(waiting) > c.room {
-		return undo(fmt.Errorf("%d completions are waiting: %w", waiting, syscall.EINVAL))
+	if !ok || !queue.MoveCompletions(c.queue, q) {
+		return nil, errQueueGone
 	}
-	if !queue.MoveCompletions(old, c.queue) {
-		return undo(errQueueGone)
-	}
+	old, c.queue, c.room = c.queue, q, room
 	c.obj.SetEntries(c.room)
 	return old, nil
 }

@@ -23,6 +23,7 @@ type qp struct {
 	pd             ib.DriverPD
 	sendCQ, recvCQ *cq
 	srq            *srq
+	self           ib.GID // of the device, for UD
 	number         uint32 // in the IDs of its requests
 	cap            ib.QPCap
 	listed         int       // index in the program's directory
@@ -69,6 +70,13 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	}
 	granted := *asked
 	var err error
+	if q.typ == ib.QPTypeUD {
+		own, err := d.QueryGID(1, 0)
+		if err != nil {
+			return nil, err
+		}
+		q.self = own.GID
+	}
 	if q.sq, q.rq, err = p.queues.CreateQP(q.typ, &granted, q.hasReceiveQueue(), u); err != nil {
 		return nil, err
 	}
@@ -94,7 +102,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if _, ok := ib.As[ib.SendQueuer](q.DriverQP); ok {
 		q.bell, _ = ib.As[ib.UserQP](q.DriverQP)
 	}
+	q.mu.Lock()
 	q.occupySlots()
+	q.mu.Unlock()
 	if err := p.list(q); err != nil {
 		_ = q.DriverQP.Destroy()
 		p.removeOwner(q.number)
@@ -305,11 +315,7 @@ func (q *qp) postSend(w *queue.Send) error {
 func (q *qp) postFailing(w *queue.Send, status ib.WCStatus) error {
 	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled | w.Flags&ib.SendFence, SGList: []ib.SGE{refusedElement}}
 	if q.typ == ib.QPTypeUD {
-		own, err := q.p.d.QueryGID(1, 0)
-		if err != nil {
-			return err
-		}
-		free := q.setVector(&wr, &ib.AHAttr{Port: 1, HasGRH: true, GRH: ib.GlobalRoute{DGID: own.GID, HopLimit: 1}})
+		free := q.setVector(&wr, &ib.AHAttr{Port: 1, HasGRH: true, GRH: ib.GlobalRoute{DGID: q.self, HopLimit: 1}})
 		defer free()
 	}
 	wr.ID = q.sendID(q.out.add(request{id: w.ID, status: status, slot: true}))

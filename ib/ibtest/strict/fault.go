@@ -74,6 +74,7 @@ var lateRules = []check.Rule{check.RuleUseAfterRemove, check.RuleUseAfterUnregis
 // recordFailedAdd records that an Add has failed.
 func (f *faultFilter) recordFailedAdd() {
 	if !f.addFailed.Swap(true) {
+		//verbena:allow nosleep the caller of a test reads the standard error
 		fmt.Fprintln(os.Stderr, AddFailedLine)
 	}
 }
