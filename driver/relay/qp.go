@@ -23,7 +23,7 @@ type qp struct {
 	pd             ib.DriverPD
 	sendCQ, recvCQ *cq
 	srq            *srq
-	self           ib.GID // of the device, for UD
+	self           ib.GID // address of the device; for UD
 	number         uint32 // in the IDs of its requests
 	cap            ib.QPCap
 	listed         int       // index in the program's directory

@@ -56,7 +56,7 @@ type Target struct {
 type initiatorState struct {
 	users int // guarded by Target.mu: number of logins and sessions
 
-	//verbena:program only goroutines that serve one initiator lock it; held during a login, which sleeps
+	// Only goroutines that serve one initiator lock mu. It is held during a login, which sleeps.
 	mu      sync.Mutex
 	session *targetSession
 }

@@ -298,12 +298,12 @@ func (d *driver) startStepTimer() {
 	if d.Relay == nil {
 		time.AfterFunc(stepPeriod, d.runDelayStep)
 	} else {
-		go d.runRelayStep()
+		go d.advanceRelay()
 	}
 }
 
-// runRelayStep executes a step after relayStep. The timers of the runtime can be late by a millisecond.
-func (d *driver) runRelayStep() {
+// advanceRelay executes a step after relayStep. The timers of the runtime can be late by a millisecond.
+func (d *driver) advanceRelay() {
 	wait := syscall.NsecToTimespec(int64(relayStep))
 	_ = syscall.Nanosleep(&wait, nil)
 	d.runDelayStep()
