@@ -91,7 +91,7 @@ func TestServeDaemonReturnsWhenReady(t *testing.T) {
 func TestServeDaemonReportsServiceError(t *testing.T) {
 	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
-	mustFail(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
+	mustFail(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe or efa followed by")
 	mustFail(t, v("serve", "--daemon", "--limit", "ring-bytes=8K"),
 		"limit ring-bytes", "8192", "raise --limit ring-bytes=")
 	mustFail(t, v("link", "show"), "no service is running")

@@ -77,7 +77,7 @@ func (t *Trace) NewFlow() Flow {
 	return Flow(t.flows)
 }
 
-// Track is a row of the viewer.
+// Track is a row of the viewer. The zero Track ignores its events.
 type Track struct {
 	t  *Trace
 	id uint64
@@ -144,6 +144,9 @@ func (k Track) Count(at time.Time, value int64) {
 }
 
 func (k Track) write(at time.Time, typ uint64, e *Event, more []byte) {
+	if k.t == nil {
+		return
+	}
 	b := appendVarint(k.t.event[:0], eventType, typ)
 	b = appendVarint(b, eventTrack, k.id)
 	if e != nil {

@@ -88,7 +88,7 @@ var mutants = []struct {
 	{"a shared receive is taken twice", "srq.go",
 		"		s.queue.Take()\n\t\tok = s.queue.Complete()\n", "		if w.ID%16 != 1 {\n\t\t\ts.queue.Take()\n\t\t\tok = s.queue.Complete()\n\t\t}\n"},
 	{"nobody is told of the last shared receive", "srq.go",
-		"		qp.obj.Raise(ib.EventQPLastWQEReached)\n", ""},
+		"		qp.raise(ib.EventQPLastWQEReached)\n", ""},
 	{"XRC: duplicates are executed again", "transport/receiver.go",
 		"	case ahead < 0:", "	case ahead < -1<<22:"},
 	{"shortcut: a span is stored, and half of it counted", "resp.go",
