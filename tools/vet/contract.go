@@ -24,6 +24,7 @@ var noSleepMethods = func() map[string][]string {
 	methods := map[string][]string{
 		"Driver": {"EnterError"}, "CQCounter": {"Waiting"}, "QPPeeker": {"Peek"}, "MethodDriver": {"Methods"},
 		"LibraryFaulter": {"LibraryFault"}, "Staller": {"Stalled"}, "Work": {"Run"}, "slot.Stopper": {"AtWorkRequest"},
+		"SendQueuer": {"QueueSend"},
 	}
 	for _, v := range verb.Table {
 		for _, name := range v.Driver {
@@ -39,7 +40,7 @@ var noSleepMethods = func() map[string][]string {
 // that every implementation has too, or "" if only the types count that the program converts to the interface.
 var optionalInterfaces = map[string]string{
 	"CQCounter": "DriverCQ", "QPPeeker": "DriverQP", "MethodDriver": "Driver", "LibraryFaulter": "UserContext",
-	"Staller": "", "Work": "",
+	"Staller": "", "Work": "", "SendQueuer": "DriverQP",
 }
 
 // sleepingVerbs contains the methods of package ib for consumers that may sleep: the methods of the verbs that are not
@@ -87,7 +88,9 @@ var handlerFields = map[string][]string{
 
 // driverFields lists the fields of package ib that hold a function of a driver that may not sleep. A driver may call
 // these functions from its methods.
-var driverFields = map[string][]string{"CQHandle": {"completed"}, "QPHandle": {"raise"}, "MRHandle": {"set"}}
+var driverFields = map[string][]string{
+	"CQHandle": {"completed"}, "QPHandle": {"raise"}, "MRHandle": {"set"}, "DriverQPInit": {"Refill"},
+}
 
 // completionFields lists the corresponding fields of package ib/completion.
 var completionFields = map[string][]string{"Init": {"Failed"}}
@@ -102,6 +105,7 @@ var handlerArgs = map[string]int{
 var driverArgs = map[string]int{
 	"(*" + ibPath + ".DeviceHandle).AtHandler": 0,
 	"(" + ibPath + ".CQHandle).Redirect":       0,
+	"(" + ibPath + ".CQHandle).NewCallback":    0,
 	"(" + ibPath + ".QPHandle).Redirect":       0,
 	"(" + ibPath + ".MRHandle).Redirect":       0,
 }

@@ -34,10 +34,12 @@ func TestTablesContainPromises(t *testing.T) {
 			got["argument "+string(rune('0'+i))+" of "+name] = true
 		}
 	}
-	for typ, fields := range handlerFields {
-		for _, f := range fields {
-			if ast.IsExported(f) {
-				got["field "+ibPath+"."+typ+"."+f] = true
+	for _, table := range []map[string][]string{handlerFields, driverFields} {
+		for typ, fields := range table {
+			for _, f := range fields {
+				if ast.IsExported(f) {
+					got["field "+ibPath+"."+typ+"."+f] = true
+				}
 			}
 		}
 	}
