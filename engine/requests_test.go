@@ -409,7 +409,7 @@ func (s setup) traced(t testing.TB) setup {
 // TestTracedDataPathAllocates tests that traced messages cost no allocation either.
 func TestTracedDataPathAllocates(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector makes sync.Pool drop what it holds")
+		t.Skip("the race detector makes sync.Pool drop its buffers")
 	}
 	for _, s := range []setup{{shortcut: true}, loopback()} {
 		p := newPingPong(t, s.traced(t), ib.WRSend, 64)
