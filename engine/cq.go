@@ -286,8 +286,10 @@ func (c *cq) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lost = true
-	if _, waiting, ok := c.oldest(); ok {
-		c.look(waiting)
+	if c.log != nil { // otherwise nothing reads the index of a program that ends
+		if _, waiting, ok := c.oldest(); ok {
+			c.look(waiting)
+		}
 	}
 	c.dev.destroyedAt(c.log)
 	c.destroyed, c.log = true, nil

@@ -228,7 +228,7 @@ func (c *cq) traceRequests() {
 		return
 	}
 	log := c.dev.logQueue(driver.QueueRef{Kind: driver.CompletionQueue, Entries: c.queue.Capacity(), Log: c.log}, c.ctx)
-	if c.log == nil {
+	if c.log == nil && log != nil {
 		_, c.pushed, _ = c.oldest()
 		c.consumed = 0
 	}

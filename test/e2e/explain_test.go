@@ -89,7 +89,7 @@ func TestExplain(t *testing.T) {
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--drop", "100%"}},
 		{how: "waits", row: "packets-damaged", fault: "injected", text: "fault rules of rxe0",
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--corrupt", "100%"}},
-		{how: "waits", row: "packets-delayed", fault: "injected", text: "by up to",
+		{how: "waits", row: "packets-delayed", fault: "injected", text: "were delayed by 2.0 s",
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--delay", "2s"}},
 		{how: "waits", row: "packets-lost-by-link", fault: "injected", text: "of link rxe0",
 			waiting: []string{"link", "set", "rxe0", "--loss", "100%"}},
