@@ -64,9 +64,9 @@ unit: tools ## run the unit tests with the race detector
 	{ CGO_ENABLED=1 $(GO) test -race -vet=off -json -timeout 8m $$($(GO) list ./... | grep -vE '$(PLAIN)'); \
 	  $(GO) test -vet=off -json -timeout 8m $$($(GO) list ./... | grep -E '$(PLAIN)'); \
 	  CGO_ENABLED=1 $(GO) test -C examples/rblk -race -vet=off -json -timeout 8m ./...; $(GO) test -C tools -vet=off -json -timeout 8m ./...; } | bin/verdict -slowest 40
-	$(GO) test -vet=off -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
+	$(GO) test -vet=off -run 'Allocates?$$|^(TestMessageCosts|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
 		./engine ./driver/loopback ./ib/weak ./uverbs
-	$(GO) test -vet=off -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
+	$(GO) test -vet=off -run 'Allocates?$$' ./ib ./verbs/embed ./rdmanet
 	$(GO) test -vet=off -run '^TestSchedules$$' ./engine/internal/simtest
 	$(GO) test -vet=off -run '^TestLauncherRules$$' ./internal/confine
 
