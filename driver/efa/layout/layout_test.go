@@ -224,6 +224,25 @@ func TestHostileCount(t *testing.T) {
 	}
 }
 
+// TestCountBehindTaken tests that a program that takes its count back behind requests in progress loses its queue.
+func TestCountBehindTaken(t *testing.T) {
+	x := newPair(t, efa.TXWQESize, testCap)
+	for range 3 {
+		x.postSend(efa.TXMetaDesc{}, nil, true)
+		if _, found, ok := x.fetch(0); !found || !ok {
+			t.Fatalf("request: got %v, %v, want one", found, ok)
+		}
+		x.sq.Take()
+	}
+	x.bell.store(int(x.resp.SQDBOffset), 1)
+	if n, ok := x.sq.Waiting(); n != 0 || ok {
+		t.Errorf("count 1 of 3 taken requests: got %d, %v, want 0 and false", n, ok)
+	}
+	if _, found, ok := x.fetch(0); found || ok {
+		t.Errorf("request: got %v, %v, want none", found, ok)
+	}
+}
+
 // TestTakeBack tests the end of posted requests, and a new beginning after RESET.
 func TestTakeBack(t *testing.T) {
 	x := newPair(t, efa.TXWQESize, testCap)

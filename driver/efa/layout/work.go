@@ -26,10 +26,11 @@ func (c *counts) posted() (n uint32, ok bool) {
 		return 0, false
 	}
 	done, taken := c.done.Load(), c.taken.Load()
-	if uint32(uint16(count-done)) > c.slots {
+	n = uint32(uint16(count - taken))
+	if n+taken-done > c.slots { // a count before the taken requests makes n large, too
 		return 0, false
 	}
-	return uint32(uint16(count - taken)), true
+	return n, true
 }
 
 // discard takes and completes all slots.
