@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -107,7 +106,6 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it compiles tests with the race detector")
 	}
-	const variable = "SCHEDULE_TEST_MISTAKE"
 	o := &commandOptions{first: 1, timeout: "1m", weak: "verbena/driver/loopback", check: consumerTimeout,
 		tests: []string{"./testdata/faulty"}}
 	dir := t.TempDir()
@@ -120,9 +118,10 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &timedSearch{o: o, p: tested[0], tests: time.Second}
-	run := func(kind string, seeds int) (text []byte, err error) {
+	run := func(mistake, kind string, seeds int) (text []byte, err error) {
 		for i := range seeds * len(faultKinds) {
 			if r := o.planFaultRun(i, binary, true); strings.HasPrefix(r.what, kind) && err == nil {
+				r.env = append(r.env, "SCHEDULE_TEST_MISTAKE="+mistake)
 				text, err = s.runFaultCommand(context.Background(), r)
 			}
 		}
@@ -146,9 +145,8 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 		{"post", "failed-post", "negative WaitGroup counter"},
 	} {
 		t.Run(tt.mistake, func(t *testing.T) {
-			os.Setenv(variable, tt.mistake)
-			defer os.Unsetenv(variable)
-			text, err := run(tt.kind, 12)
+			t.Parallel()
+			text, err := run(tt.mistake, tt.kind, 12)
 			if err == nil || !strings.Contains(string(text), tt.want) {
 				t.Errorf("got %v, want a report with %q; output:\n%s", err, tt.want, text)
 			}
@@ -156,7 +154,8 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 	}
 	for _, kind := range faultKinds {
 		t.Run("correct/"+kind, func(t *testing.T) {
-			if text, err := run(kind, 6); err != nil {
+			t.Parallel()
+			if text, err := run("", kind, 6); err != nil {
 				t.Errorf("correct consumer: got %v\n%s", err, text)
 			}
 		})
