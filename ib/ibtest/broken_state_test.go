@@ -117,6 +117,15 @@ var flushDefects = []driverDefect{
 		by: "DeviceError/CreateDuringError", says: "made, or changed its state, while the device went into error",
 	},
 	{
+		defect: "accepts a transition out of RESET that arrives after EnterError",
+		break_: func(d *wrongDriver) {
+			d.enterError = func() {
+				moveToErr(slices.DeleteFunc(cloneList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
+			}
+		},
+		by: "DeviceError/LateCalls", says: "reached the driver after the device went into error",
+	},
+	{
 		defect: "raises no event after a peer's request without access rights",
 		break_: func(d *wrongDriver) {
 			const mark = 1 << 62

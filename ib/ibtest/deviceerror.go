@@ -51,6 +51,11 @@ var deviceErrorChecks = []ruleTest{
 		test: testCreateDuringError, asleep: true, fast: true,
 	},
 	{
+		name: "DeviceError/LateCalls",
+		rule: "that holds for a call that reaches the driver after EnterError, too",
+		test: testLateCalls,
+	},
+	{
 		name: "DeviceError/DestroyWorks",
 		rule: "in error everything can be destroyed, and the device unregistered",
 		test: func(e *testEnv) {

@@ -46,11 +46,14 @@ const (
 	wrapCount = 1 << 18
 )
 
+// leastWrapCount is the least number of objects. With fewer objects, 1 KiB for each one would not exceed keptFree.
+const leastWrapCount = 2048
+
 // repeatUntilWrap calls f with increasing numbers until the limit of time or count. It returns the number of calls.
 func (e *testEnv) repeatUntilWrap(f func(i int)) int {
 	i := 0
 	limit := wrapTime * time.Duration(e.cfg.load*e.cfg.load) / time.Duration(wrapDivisor())
-	for began := time.Now(); i < wrapCount && time.Since(began) < limit; i++ {
+	for began := time.Now(); i < leastWrapCount || i < wrapCount && time.Since(began) < limit; i++ {
 		f(i)
 	}
 	return i
