@@ -94,6 +94,10 @@ pyverbs: build ## run rdma-core's own tests, and print one line for each. ARGS a
 	@scripts/deps python3-pyverbs rdma-core ibverbs-providers
 	@$(BIN) run --private -- test/pyverbs/run $(ARGS) rxe0 1 1
 
+.PHONY: ucx-failover
+ucx-failover: build ## run UCX's own test of fault tolerance on three devices. UCX is a built source tree
+	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/ucx-failover.sh $(UCX)
+
 .PHONY: rdma-core
 rdma-core: build ## record the results of several versions of rdma-core on Verbena and on the kernel's rxe. ARGS=-h lists the flags
 	@scripts/deps mmdebstrap

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,8 +35,11 @@ type runCmd struct {
 	WeakChoices []string  `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
 	Program     []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
-	traceTo     io.WriteCloser  // destination of the trace
-	serviceDone <-chan struct{} // closed when the service has finished with the program; nil before its start
+	traceTo io.WriteCloser // destination of the trace
+	// With --private, the control socket for commands of the program, and its removal. "" and nil if it could not be made.
+	privateSocket string
+	removeSocket  func()
+	serviceDone   <-chan struct{} // closed when the service has finished with the program; nil before its start
 }
 
 // runCmd uses the exit codes of env(1) and the shells.
@@ -102,6 +107,9 @@ const startRetryPause = 50 * time.Millisecond
 // startProgram starts the program under the supervision of a service.
 func (r *runCmd) startProgram(c *cli, path string, argv []string) (result error) {
 	client, err := r.connectOrStartService(c)
+	if r.removeSocket != nil {
+		defer r.removeSocket()
+	}
 	if err != nil {
 		return err
 	}
@@ -165,7 +173,24 @@ func (r *runCmd) connectOrStartService(c *cli) (*service.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
-	return service.StartPrivate(self, os.Stderr, r.commandLineArgs()...)
+	args := r.commandLineArgs()
+	loc, remove, err := newPrivateLocation()
+	if err == nil {
+		r.privateSocket, r.removeSocket = loc.Socket, remove
+		args = append(args, "--listen", "--socket="+loc.Socket)
+	} else {
+		fmt.Fprintln(os.Stderr, "verbena: commands of the program cannot reach its service:", err)
+	}
+	return service.StartPrivate(self, os.Stderr, args...)
+}
+
+// newPrivateLocation returns a location in a new directory, and a function that removes the directory.
+func newPrivateLocation() (loc ctl.Location, remove func(), err error) {
+	dir, err := os.MkdirTemp("", "verbena-private-")
+	if err != nil {
+		return loc, nil, fmt.Errorf("make the directory of the control socket: %w", err)
+	}
+	return ctl.Location{Socket: filepath.Join(dir, "socket")}, func() { os.RemoveAll(dir) }, nil
 }
 
 func (r *runCmd) launchProgram(client *service.Client, path string, argv []string) (err error) {
@@ -197,6 +222,10 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		Args:  argv,
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+	}
+	if r.privateSocket != "" {
+		launch.Env = slices.DeleteFunc(launch.Env, func(v string) bool { return strings.HasPrefix(v, "VERBENA_SOCKET=") })
+		launch.Env = append(launch.Env, "VERBENA_SOCKET="+r.privateSocket)
 	}
 	tracer, done := serviceTracer(client)
 	defer done()

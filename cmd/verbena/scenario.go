@@ -296,12 +296,11 @@ func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, path
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "verbena-scenario-")
+	loc, remove, err := newPrivateLocation()
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	loc := ctl.Location{Socket: filepath.Join(dir, "socket")}
+	defer remove()
 	args := []string{"--listen", "--socket=" + loc.Socket, "--seed=" + strconv.FormatUint(f.Seed, 10)}
 	if f.Wire {
 		args = append(args, "--wire")

@@ -5,6 +5,8 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -125,15 +127,23 @@ func TestServiceStartsOnDemand(t *testing.T) {
 	}
 }
 
-func TestPrivateServiceHasNoSocket(t *testing.T) {
-	needProgram(t, "ibverbs-utils", "ibv_devices")
+// TestPrivateServiceServesItsProgram tests that only the program of a private service finds the control socket. The
+// socket is removed at the end.
+func TestPrivateServiceServesItsProgram(t *testing.T) {
 	w := newTestService(t, testUsers()[0], "")
-	if out := w.mustRun("run", "--private", "--link", "rxe5="+unusedAddr(), "--", "ibv_devices"); !strings.Contains(out,
-		"rxe5") {
-		t.Errorf("run --private: got %s, want rxe5 in it", out)
+	out := w.mustRun("run", "--private", "--link", "rxe5="+unusedAddr(), "--", "sh", "-c",
+		`echo "$VERBENA_SOCKET" && "$0" fault add --dev rxe5 --drop 1% && "$0" fault show`, verbenaBinary(t))
+	socket, faults, _ := strings.Cut(out, "\n")
+	if !strings.Contains(faults, "rxe5") {
+		t.Errorf("fault show of the program: got %s, want a rule of rxe5", faults)
+	}
+	if dir := filepath.Dir(socket); !filepath.IsAbs(dir) {
+		t.Errorf("control socket of the program: got %q, want an absolute path", socket)
+	} else if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("directory of the control socket: got %v, want it removed", err)
 	}
 	if _, err := os.Stat(w.socket); err == nil {
-		t.Error("private service: created a control socket")
+		t.Error("private service: created the control socket of the user's service")
 	}
 }
 
