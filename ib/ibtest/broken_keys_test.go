@@ -45,10 +45,10 @@ var keyDefects = []driverDefect{
 			var bound sync.Map // keys of regions, by window
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				wr := wrs[0]
-				switch wr.Opcode {
-				case ib.WRBindMW:
+				switch {
+				case wr.Opcode == ib.WRBindMW && wr.Bind != nil && wr.Bind.MR != nil:
 					bound.Store(wr.Bind.MW, wr.Bind.MR.RKey())
-				case ib.WRLocalInv:
+				case wr.Opcode == ib.WRLocalInv:
 					bound.Range(func(_, key any) bool {
 						if key == wr.InvalidateRKey && !d.isCurrentKey(wr.InvalidateRKey) { // a region of AllocMR
 							wr = ib.SendWR{ID: wr.ID, Opcode: ib.WRRDMAWrite, Flags: wr.Flags}

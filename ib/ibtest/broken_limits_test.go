@@ -338,7 +338,7 @@ var datagramDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			var bound sync.Map // of *wrongQP
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if wrs[0].Opcode == ib.WRBindMW && wrs[0].Bind.MW.Type() == ib.MWType2 {
+				if b := wrs[0].Bind; b != nil && b.MW != nil && b.MW.Type() == ib.MWType2 {
 					bound.Store(q, true)
 				}
 				return q.QP.PostSend(wrs)

@@ -63,10 +63,23 @@ var rejectionDefects = []driverDefect{
 		by: "MW/BindRefused", says: "to a region of another domain: was refused, and the region cannot be deregistered",
 	},
 	{
+		defect: "takes a bind without a window, and forgets it",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wrs[0].Opcode == ib.WRBindMW && wrs[0].Bind == nil {
+					return len(wrs), nil
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Errors/IncompleteRC", says: "timed out",
+	},
+	{
 		defect: "unbinds a window before it checks the new bind",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if b := wrs[0].Bind; b != nil && b.MW.Type() == ib.MWType1 && b.Access&ib.AccessRemoteAtomic != 0 && b.Length > 0 {
+				if b := wrs[0].Bind; b != nil && b.MW != nil && b.MW.Type() == ib.MWType1 &&
+					b.Access&ib.AccessRemoteAtomic != 0 && b.Length > 0 {
 					unbind := *b
 					unbind.Length, unbind.RKey = 0, b.MW.RKey()^0x80
 					q.QP.PostSend([]ib.SendWR{{Opcode: ib.WRBindMW, Bind: &unbind}})

@@ -166,7 +166,8 @@ type ruleTest struct {
 // the fault. A group runs as a whole, at the place of its first check.
 func allChecks() []ruleTest {
 	return slices.Concat(
-		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, armedChecks,
+		queuePairChecks, dataChecks, rightsChecks, errorChecks, incompleteChecks, sleepChecks,
+		reentrantChecks, callbackChecks, armedChecks,
 		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, rejectedCallChecks, keyChecks, domainChecks, lateEffectChecks, peerChecks,
