@@ -6,6 +6,7 @@ import "encoding/binary"
 const (
 	RETHLen         = 16
 	AETHLen         = 4
+	SRDETHLen       = 8
 	ImmDtLen        = 4
 	IETHLen         = 4
 	DETHLen         = 8
@@ -91,6 +92,28 @@ func (h DETH) QKey() uint32 { return binary.BigEndian.Uint32(h) }
 
 // SrcQPN returns the number of the sending queue pair.
 func (h DETH) SrcQPN() uint32 { return binary.BigEndian.Uint32(h[4:]) & PSNMask }
+
+// SRDETH is the SRD extended header of Verbena. An SRDETH has [SRDETHLen] bytes.
+//
+//	+---------------------------------------------------------------+
+//	|                 identifier of the receiver                    |
+//	+---------------------------------------------------------------+
+//	|            identifier of the sender, or a status              |
+//	+---------------------------------------------------------------+
+type SRDETH []byte
+
+// Encode writes all fields.
+func (h SRDETH) Encode(to, value uint32) {
+	_ = h[SRDETHLen-1]
+	binary.BigEndian.PutUint32(h, to)
+	binary.BigEndian.PutUint32(h[4:], value)
+}
+
+// To returns the identifier that the receiver of the packet has given to the flow; 0 in an Open.
+func (h SRDETH) To() uint32 { return binary.BigEndian.Uint32(h) }
+
+// Value returns the identifier that the sender of the packet has given to the flow, or, of a Refuse, the status.
+func (h SRDETH) Value() uint32 { return binary.BigEndian.Uint32(h[4:]) }
 
 // AtomicETH is the header of CmpSwap and FetchAdd requests (IBA 9.3.4). An AtomicETH has [AtomicETHLen] bytes.
 type AtomicETH []byte

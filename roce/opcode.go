@@ -16,13 +16,14 @@ const (
 	UD  Service = 3 // unreliable datagram
 	CN  Service = 4 // congestion notification (RoCEv2 only)
 	XRC Service = 5 // extended reliable connection
+	SRD Service = 6 // scalable reliable datagram of Verbena; the opcodes are those for manufacturers
 )
 
 // Operation is an [Opcode] without its service.
 type Operation uint8
 
-// The operations. RC and XRC have all operations. UC has the first twelve. UD has [SendOnly] and
-// [SendOnlyWithImmediate].
+// The operations. RC and XRC have all operations but those of flows. UC has the first twelve. UD has [SendOnly] and
+// [SendOnlyWithImmediate]. SRD has the operations of one packet, and those of flows.
 const (
 	SendFirst                  Operation = 0x00
 	SendMiddle                 Operation = 0x01
@@ -47,6 +48,10 @@ const (
 	FetchAdd                   Operation = 0x14
 	SendLastWithInvalidate     Operation = 0x16
 	SendOnlyWithInvalidate     Operation = 0x17
+	FlowOpen                   Operation = 0x18
+	FlowAccept                 Operation = 0x19
+	FlowRefuse                 Operation = 0x1a
+	FlowSkip                   Operation = 0x1b
 	Flush                      Operation = 0x1c
 	AtomicWrite                Operation = 0x1d
 )
@@ -61,6 +66,7 @@ const (
 	ud  = Opcode(UD) << serviceShift
 	cn  = Opcode(CN) << serviceShift
 	xrc = Opcode(XRC) << serviceShift
+	srd = Opcode(SRD) << serviceShift
 
 	RCSendFirst                  = rc | Opcode(SendFirst)
 	RCSendMiddle                 = rc | Opcode(SendMiddle)
@@ -133,6 +139,18 @@ const (
 	XRCSendOnlyWithInvalidate     = xrc | Opcode(SendOnlyWithInvalidate)
 	XRCFlush                      = xrc | Opcode(Flush)
 	XRCAtomicWrite                = xrc | Opcode(AtomicWrite)
+
+	SRDSendOnly                   = srd | Opcode(SendOnly)
+	SRDSendOnlyWithImmediate      = srd | Opcode(SendOnlyWithImmediate)
+	SRDRDMAWriteOnly              = srd | Opcode(RDMAWriteOnly)
+	SRDRDMAWriteOnlyWithImmediate = srd | Opcode(RDMAWriteOnlyWithImmediate)
+	SRDRDMAReadRequest            = srd | Opcode(RDMAReadRequest)
+	SRDRDMAReadResponseOnly       = srd | Opcode(RDMAReadResponseOnly)
+	SRDAcknowledge                = srd | Opcode(Acknowledge)
+	SRDFlowOpen                   = srd | Opcode(FlowOpen)
+	SRDFlowAccept                 = srd | Opcode(FlowAccept)
+	SRDFlowRefuse                 = srd | Opcode(FlowRefuse)
+	SRDFlowSkip                   = srd | Opcode(FlowSkip)
 )
 
 // Flags are the properties of an [Opcode], one bit each. A driver looks up the flags once per packet and tests them
@@ -160,6 +178,7 @@ const (
 	FlagReadResponse // RDMA READ response; also the response to FLUSH and ATOMIC WRITE
 	FlagAck          // Acknowledge
 	FlagAtomicAck    // ATOMIC Acknowledge
+	FlagFlow         // control of a flow of SRD
 
 	// The next flags describe the use of the receive queue.
 	FlagStartsReceive    // consumes a receive work request: SEND First and Only, WRITE with Immediate
@@ -169,6 +188,7 @@ const (
 	FlagPayload
 	FlagXRCETH
 	FlagDETH
+	FlagSRDETH
 	FlagFETH
 	FlagRETH
 	FlagAtomicETH
@@ -200,6 +220,8 @@ func (s Service) String() string {
 		return "CN"
 	case XRC:
 		return "XRC"
+	case SRD:
+		return "SRD"
 	}
 	return fmt.Sprintf("service %d", uint8(s))
 }
@@ -258,6 +280,10 @@ var operationNames = [1 << serviceShift]string{
 	FetchAdd:                   "FetchAdd",
 	SendLastWithInvalidate:     "SEND Last with Invalidate",
 	SendOnlyWithInvalidate:     "SEND Only with Invalidate",
+	FlowOpen:                   "Flow Open",
+	FlowAccept:                 "Flow Accept",
+	FlowRefuse:                 "Flow Refuse",
+	FlowSkip:                   "Flow Skip",
 	Flush:                      "FLUSH",
 	AtomicWrite:                "ATOMIC WRITE",
 }

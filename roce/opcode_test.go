@@ -44,7 +44,8 @@ var rcOperations = []struct {
 }
 
 var headerLens = map[string]int{
-	"XRCETH": 4, "DETH": 8, "FETH": 4, "RETH": 16, "AtomicETH": 28, "AETH": 4, "AtomicAckETH": 8, "ImmDt": 4, "IETH": 4,
+	"XRCETH": 4, "DETH": 8, "SRDETH": 8, "FETH": 4, "RETH": 16, "AtomicETH": 28, "AETH": 4, "AtomicAckETH": 8,
+	"ImmDt": 4, "IETH": 4,
 }
 
 var flagNames = map[string]roce.Flags{
@@ -54,6 +55,7 @@ var flagNames = map[string]roce.Flags{
 	"atomicwrite": roce.FlagAtomicWrite, "flush": roce.FlagFlush, "readresponse": roce.FlagReadResponse,
 	"ack": roce.FlagAck, "atomicack": roce.FlagAtomicAck,
 	"takes": roce.FlagStartsReceive, "completes": roce.FlagCompletesReceive, "payload": roce.FlagPayload,
+	"flow": roce.FlagFlow, "SRDETH": roce.FlagSRDETH,
 	"XRCETH": roce.FlagXRCETH, "DETH": roce.FlagDETH, "FETH": roce.FlagFETH, "RETH": roce.FlagRETH,
 	"AtomicETH": roce.FlagAtomicETH, "AETH": roce.FlagAETH, "AtomicAckETH": roce.FlagAtomicAckETH,
 	"ImmDt": roce.FlagImmDt, "IETH": roce.FlagIETH,
@@ -63,12 +65,30 @@ type opcodeRow struct {
 	name, headers, props string
 }
 
+// srdOpcodes are the opcodes of SRD. Each has a DETH and an SRDETH.
+var srdOpcodes = map[roce.Opcode]opcodeRow{
+	0xc4: {"SEND Only", "", "request only send takes completes payload"},
+	0xc5: {"SEND Only with Immediate", "ImmDt", "request only send takes completes payload"},
+	0xca: {"RDMA WRITE Only", "RETH", "request only write payload"},
+	0xcb: {"RDMA WRITE Only with Immediate", "RETH ImmDt", "request only write takes completes payload"},
+	0xcc: {"RDMA READ Request", "RETH", "request only read"},
+	0xd0: {"RDMA READ response Only", "", "response only readresponse payload"},
+	0xd1: {"Acknowledge", "", "response only ack payload"},
+	0xd8: {"Flow Open", "", "request only flow"},
+	0xd9: {"Flow Accept", "", "response only flow"},
+	0xda: {"Flow Refuse", "", "response only flow"},
+	0xdb: {"Flow Skip", "", "request only flow"},
+}
+
 // opcodeTable returns a row for each opcode.
 func opcodeTable() map[roce.Opcode]opcodeRow {
 	t := map[roce.Opcode]opcodeRow{
 		0x64: {"UD SEND Only", "DETH", "request only send takes completes payload"},
 		0x65: {"UD SEND Only with Immediate", "DETH ImmDt", "request only send takes completes payload"},
 		0x81: {"CNP", "", ""},
+	}
+	for op, r := range srdOpcodes {
+		t[op] = opcodeRow{"SRD " + r.name, "DETH SRDETH " + r.headers, r.props}
 	}
 	for _, o := range rcOperations {
 		t[roce.Opcode(o.op)] = opcodeRow{"RC " + o.name, o.headers, o.props}
@@ -86,8 +106,8 @@ func opcodeTable() map[roce.Opcode]opcodeRow {
 
 func TestOpcodesMatchSpecification(t *testing.T) {
 	table := opcodeTable()
-	if len(table) != 25+12+2+1+25 {
-		t.Fatalf("opcodes in the table of the test: got %d, want 65", len(table))
+	if len(table) != 25+12+2+1+25+11 {
+		t.Fatalf("opcodes in the table of the test: got %d, want 76", len(table))
 	}
 	for i := range 256 {
 		op := roce.Opcode(i)
@@ -141,8 +161,9 @@ func TestHeaderOffsets(t *testing.T) {
 			buf[i] = byte(i)
 		}
 		views := map[string][]byte{
-			"XRCETH": p.XRCETH(), "DETH": p.DETH(), "FETH": p.FETH(), "RETH": p.RETH(), "AtomicETH": p.AtomicETH(),
-			"AETH": p.AETH(), "AtomicAckETH": p.AtomicAckETH(), "ImmDt": p.ImmDt(), "IETH": p.IETH(),
+			"XRCETH": p.XRCETH(), "DETH": p.DETH(), "SRDETH": p.SRDETH(), "FETH": p.FETH(), "RETH": p.RETH(),
+			"AtomicETH": p.AtomicETH(),
+			"AETH":      p.AETH(), "AtomicAckETH": p.AtomicAckETH(), "ImmDt": p.ImmDt(), "IETH": p.IETH(),
 		}
 		off := 12
 		for _, h := range strings.Fields(row.headers) {

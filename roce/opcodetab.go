@@ -1,12 +1,13 @@
 package roce
 
 // headerLayout contains the offsets of a packet's headers from the start of the BTH, and the total length of the
-// headers. The offset of an absent header is 0. The order is fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH,
-// AETH, AtomicAckETH, ImmDt, IETH.
+// headers. The offset of an absent header is 0. The order is fixed (IBA 5.2): XRCETH, DETH, SRDETH, FETH, RETH,
+// AtomicETH, AETH, AtomicAckETH, ImmDt, IETH.
 type headerLayout struct {
 	len          uint8
 	xrceth       uint8
 	deth         uint8
+	srdeth       uint8
 	feth         uint8
 	reth         uint8
 	atomiceth    uint8
@@ -53,6 +54,24 @@ var (
 			FETHLen + RETHLen}
 )
 
+// afterSRDETHOffset is the offset of the first header after an SRDETH.
+const afterSRDETHOffset = BTHLen + DETHLen + SRDETHLen
+
+var (
+	laySRD        = headerLayout{deth: BTHLen, srdeth: BTHLen + DETHLen, len: afterSRDETHOffset}
+	laySRDImm     = laySRD.with(headerLayout{immdt: afterSRDETHOffset, len: afterSRDETHOffset + ImmDtLen})
+	laySRDRETH    = laySRD.with(headerLayout{reth: afterSRDETHOffset, len: afterSRDETHOffset + RETHLen})
+	laySRDRETHImm = laySRDRETH.with(headerLayout{
+		immdt: afterSRDETHOffset + RETHLen, len: afterSRDETHOffset + RETHLen + ImmDtLen,
+	})
+)
+
+// with returns the layout with the further headers of x, and the length of x.
+func (l headerLayout) with(x headerLayout) headerLayout {
+	l.len, l.immdt, l.reth = x.len, max(l.immdt, x.immdt), max(l.reth, x.reth)
+	return l
+}
+
 // The next constants are combinations of flags that several services share.
 const (
 	send      = FlagRequest | FlagSend | FlagPayload
@@ -80,6 +99,9 @@ const (
 	readRespLast  = readResp | FlagLast | FlagAETH
 	readRespOnly  = readResp | FlagOnly | FlagAETH
 	ack           = FlagResponse | FlagAck | FlagOnly | FlagAETH
+	srdFlags      = FlagDETH | FlagSRDETH
+	flowRequest   = srdFlags | FlagRequest | FlagFlow | FlagOnly
+	flowResponse  = srdFlags | FlagResponse | FlagFlow | FlagOnly
 	atomicAck     = FlagResponse | FlagAtomicAck | FlagOnly | FlagAETH | FlagAtomicAckETH
 )
 
@@ -154,4 +176,16 @@ var opcodes = [256]opcodeInfo{
 	XRCSendOnlyWithInvalidate:     {sendOnly | FlagIETH | FlagXRCETH, layXRCInv},
 	XRCFlush:                      {flush | FlagXRCETH, layXRCFlush},
 	XRCAtomicWrite:                {atomicWrite | FlagXRCETH, layXRCRETH},
+
+	SRDSendOnly:                   {sendOnly | srdFlags, laySRD},
+	SRDSendOnlyWithImmediate:      {sendOnly | srdFlags | FlagImmDt, laySRDImm},
+	SRDRDMAWriteOnly:              {writeOnly | srdFlags, laySRDRETH},
+	SRDRDMAWriteOnlyWithImmediate: {writeOnlyImm | srdFlags, laySRDRETHImm},
+	SRDRDMAReadRequest:            {readReq | srdFlags, laySRDRETH},
+	SRDRDMAReadResponseOnly:       {readResp | FlagOnly | srdFlags, laySRD},
+	SRDAcknowledge:                {FlagResponse | FlagAck | FlagOnly | FlagPayload | srdFlags, laySRD},
+	SRDFlowOpen:                   {flowRequest, laySRD},
+	SRDFlowAccept:                 {flowResponse, laySRD},
+	SRDFlowRefuse:                 {flowResponse, laySRD},
+	SRDFlowSkip:                   {flowRequest, laySRD},
 }

@@ -152,6 +152,9 @@ func (p *Packet) IETH() IETH { return headerView(p.Data, opcodes[p.Opcode].ieth,
 // DETH returns the datagram extended header, or nil.
 func (p *Packet) DETH() DETH { return headerView(p.Data, opcodes[p.Opcode].deth, DETHLen) }
 
+// SRDETH returns the SRD extended header, or nil.
+func (p *Packet) SRDETH() SRDETH { return headerView(p.Data, opcodes[p.Opcode].srdeth, SRDETHLen) }
+
 // AtomicETH returns the atomic extended header, or nil.
 func (p *Packet) AtomicETH() AtomicETH {
 	return headerView(p.Data, opcodes[p.Opcode].atomiceth, AtomicETHLen)
