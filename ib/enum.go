@@ -59,6 +59,8 @@ const (
 	QPTypeRaw     = uapi.QPTRawPacket
 	QPTypeXRCInit = uapi.QPTXRCIni
 	QPTypeXRCTgt  = uapi.QPTXRCTgt
+	// QPTypeDriver is the type that the driver defines: SRD of EFA.
+	QPTypeDriver = uapi.QPTDriver
 )
 
 // QPState is a queue pair's state (IBA 10.3.1).

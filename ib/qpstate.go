@@ -16,7 +16,7 @@ type qpTransition struct {
 var (
 	managementTypes = []QPType{QPTypeSMI, QPTypeGSI}
 	connectedTypes  = []QPType{QPTypeUC, QPTypeRC, QPTypeXRCInit, QPTypeXRCTgt}
-	allTypes        = append([]QPType{QPTypeSMI, QPTypeGSI, QPTypeUD, QPTypeRaw}, connectedTypes...)
+	allTypes        = append([]QPType{QPTypeSMI, QPTypeGSI, QPTypeUD, QPTypeRaw, QPTypeDriver}, connectedTypes...)
 )
 
 type masksByType []struct {
@@ -40,8 +40,9 @@ var qpTransitions = func() map[[2]QPState]qpTransition {
 		path  = QPAttrAltPath | QPAttrPathMigState
 		toRTR = QPAttrAV | QPAttrPathMTU | QPAttrDestQPN | QPAttrRQPSN
 	)
-	ud, rc, uc, ini, tgt := []QPType{QPTypeUD}, []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit},
-		[]QPType{QPTypeXRCTgt}
+	rc, uc, ini, tgt := []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit}, []QPType{QPTypeXRCTgt}
+	srd := []QPType{QPTypeDriver}            // srd_qp_state_table of efa
+	ud := append([]QPType{QPTypeUD}, srd...) // with the same attributes
 	initial := masksByType{
 		{ud, QPAttrPKeyIndex | QPAttrPort | QPAttrQKey},
 		{connectedTypes, QPAttrPKeyIndex | QPAttrPort | QPAttrAccessFlags},
@@ -74,7 +75,7 @@ var qpTransitions = func() map[[2]QPState]qpTransition {
 				{append(rc, ini...), QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrSQPSN | QPAttrMaxRdAtomic},
 				{tgt, QPAttrTimeout | QPAttrSQPSN},
 			},
-			optional: append(masksByType{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...),
+			optional: append(masksByType{{[]QPType{QPTypeRaw}, QPAttrRateLimit}, {srd, QPAttrRNRRetry}}, running...),
 		},
 		{QPRTS, QPRTS}: {optional: append(masksByType{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...)},
 		{QPRTS, QPSQD}: {optional: masksByType{{allTypes, QPAttrEnSQDAsyncNotify}}},
