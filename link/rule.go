@@ -64,6 +64,8 @@ func describe(p *Packet, pkt []byte) {
 		p.Type = fault.QPTypeUD
 	case roce.XRC:
 		p.Type = fault.QPTypeXRC
+	case roce.SRD:
+		p.Type = fault.QPTypeSRD
 	}
 }
 

@@ -15,7 +15,7 @@ func TestFaultRequests(t *testing.T) {
 		{"fault: {dev: rxe0, gid: 10.0.0.1, qp-type: ud, sl: 3, tclass: 106, pkey: 0x7fff, drop: 1}",
 			`{"dev":"rxe0","gid":"10.0.0.1","qp_type":"ud","sl":"3","tclass":"106","pkey":"0x7fff","drop":1}`},
 		{"fault: {dev: rxe0, sl: 16, drop: 1}", `error: "16" is not a service level: use a number from 0 to 15`},
-		{"fault: {dev: rxe0, qp-type: rd, drop: 1}", `error: "rd" is not a type of queue pairs: use rc, uc, ud or xrc`},
+		{"fault: {dev: rxe0, qp-type: rd, drop: 1}", `error: "rd" is not a type of queue pairs: use rc, uc, ud, xrc or srd`},
 		{"fault: {dev: rxe0, tclass: -1, drop: 1}", `error: "-1" is not a traffic class: use a number from 0 to 255`},
 		{"fault: {dev: rxe0, rnr: 10%}", `{"dev":"rxe0","rnr":0.1}`},
 		{"fault: {dev: rxe0, stop: true}", `{"dev":"rxe0","stop":true}`},

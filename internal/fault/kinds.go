@@ -23,7 +23,7 @@ type Rule struct {
 	// queue pair with this number, QP selects the packets of both.
 	QP uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Select only packets that this queue pair sends or receives." placeholder:"N" complete:"none"`
 	// QPType selects packets of queue pairs of this type.
-	QPType QPType `json:"qp_type,omitzero" yaml:"qp-type" name:"qp-type" help:"Select only packets of queue pairs of this type: rc, uc, ud or xrc." placeholder:"TYPE" complete:"rc,uc,ud,xrc"`
+	QPType QPType `json:"qp_type,omitzero" yaml:"qp-type" name:"qp-type" help:"Select only packets of queue pairs of this type: rc, uc, ud, xrc or srd." placeholder:"TYPE" complete:"rc,uc,ud,xrc,srd"`
 	// SL selects sent packets by the service level of their address vector. Packets of RoCE do not carry it.
 	SL ServiceLevel `json:"sl,omitzero" yaml:"sl" name:"sl" help:"Select only sent packets with this service level in their address vector." placeholder:"N" complete:"none"`
 	// TClass selects packets by their DSCP.

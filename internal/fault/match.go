@@ -142,9 +142,11 @@ const (
 	QPTypeUC
 	QPTypeUD
 	QPTypeXRC
+	QPTypeSRD
 )
 
-var qpTypeNames = [...]string{AnyQP: "", QPTypeRC: "rc", QPTypeUC: "uc", QPTypeUD: "ud", QPTypeXRC: "xrc"}
+var qpTypeNames = [...]string{AnyQP: "", QPTypeRC: "rc", QPTypeUC: "uc", QPTypeUD: "ud", QPTypeXRC: "xrc",
+	QPTypeSRD: "srd"}
 
 func (t QPType) String() string {
 	if int(t) < len(qpTypeNames) {
@@ -164,7 +166,7 @@ func (t *QPType) UnmarshalText(b []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%.20q is not a type of queue pairs: use rc, uc, ud or xrc", b)
+	return fmt.Errorf("%.20q is not a type of queue pairs: use rc, uc, ud, xrc or srd", b)
 }
 
 // selection is an optional number: the number plus one, or 0 for any number.
