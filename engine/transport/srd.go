@@ -1,0 +1,126 @@
+package transport
+
+import (
+	"math/bits"
+
+	"verbena/roce"
+)
+
+// SRD is the reliable service without order between messages of a queue pair that talks to many peers: requests of one
+// packet, which a receiver executes in the order of arrival. A flow is one direction between two queue pairs. An
+// [SRDSender] and an [SRDReceiver] are its ends. Each packet of a flow has a PSN, in the order of the first
+// transmission. A long RDMA WRITE or READ is many requests; the last packet of a WRITE with immediate is sent when all
+// others are acknowledged. The receiver therefore keeps no state of a message.
+//
+// Times are in nanoseconds from any origin.
+
+// SRDStatus is the outcome of a request of SRD. The values from SRDBadAddress on are also sent in packets.
+type SRDStatus uint8
+
+const (
+	SRDSuccess      SRDStatus = iota
+	SRDBadAddress             // the key does not give the right to the range
+	SRDAborted                // the peer's queue pair is in error
+	SRDBadDestQPN             // there is no such queue pair
+	SRDNotReady               // no receive, after all retransmissions
+	SRDBadLength              // the receive is too short
+	SRDUnknownPeer            // an RDMA request to a peer without an address handle of the requester
+	SRDBadStatus              // the peer could not store the message
+	SRDForgotten              // the peer does not know the flow; no outcome of a request
+	SRDUnresponsive           // no answer any more; not sent
+	SRDUnreachable            // never an answer; not sent
+	numSRDStatuses
+)
+
+var srdStatusNames = [numSRDStatuses]string{
+	"success", "bad address", "aborted", "bad destination QPN", "not ready", "bad length", "unknown peer", "bad status",
+	"forgotten", "unresponsive", "unreachable",
+}
+
+func (s SRDStatus) String() string {
+	if s < numSRDStatuses {
+		return srdStatusNames[s]
+	}
+	return "undefined"
+}
+
+// ends reports whether a refusal with the status ends all requests of the flow.
+func (s SRDStatus) ends() bool { return s == SRDAborted || s == SRDBadDestQPN }
+
+// SRDWindow is the number of consecutive PSNs of a flow that may be outstanding. The receiver's bitmap has that size.
+const SRDWindow = 256
+
+// SRDBitmapLen is the length of the bitmap in an acknowledgement, in bytes, at most.
+const SRDBitmapLen = SRDWindow / 8
+
+// SRDReceiver is the receiving end of a flow: it knows which PSNs have been executed.
+type SRDReceiver struct {
+	base roce.PSN // the oldest that has not been executed
+	bits [SRDWindow / 64]uint64
+}
+
+// SRDArrival is the place of a packet among the executed packets.
+type SRDArrival uint8
+
+const (
+	SRDNew     SRDArrival = iota
+	SRDAgain              // the packet was executed before; acknowledge it again
+	SRDOutside            // no sender sends it now
+)
+
+// Begin sets the PSN of the first packet.
+func (r *SRDReceiver) Begin(psn roce.PSN) { *r = SRDReceiver{base: psn} }
+
+// PSN returns the oldest PSN that has not been executed.
+func (r *SRDReceiver) PSN() roce.PSN { return r.base }
+
+func (r *SRDReceiver) bit(psn roce.PSN) (word *uint64, mask uint64) {
+	i := uint32(psn) % SRDWindow
+	return &r.bits[i/64], 1 << (i % 64)
+}
+
+// Arrive returns the place of a packet that has arrived.
+func (r *SRDReceiver) Arrive(psn roce.PSN) SRDArrival {
+	switch d := psn.Diff(r.base); {
+	case d >= SRDWindow || d < -SRDWindow:
+		return SRDOutside
+	case d < 0:
+		return SRDAgain
+	}
+	if word, mask := r.bit(psn); *word&mask != 0 {
+		return SRDAgain
+	}
+	return SRDNew
+}
+
+// Executed notes that the packet with a PSN, for which Arrive has returned SRDNew, has been executed.
+func (r *SRDReceiver) Executed(psn roce.PSN) {
+	word, mask := r.bit(psn)
+	*word |= mask
+	for {
+		word, mask := r.bit(r.base)
+		if *word&mask == 0 {
+			return
+		}
+		*word &^= mask
+		r.base = r.base.Next()
+	}
+}
+
+// Ack writes the bitmap of an acknowledgement with the PSN of PSN: bit i, from the low bits of the first byte on, is
+// set if the i-th PSN after that one has been executed. It returns the number of bytes, 0 if no bit is set.
+func (r *SRDReceiver) Ack(bitmap *[SRDBitmapLen]byte) (n int) {
+	if r.bits == [SRDWindow / 64]uint64{} {
+		return 0
+	}
+	*bitmap = [SRDBitmapLen]byte{}
+	for i := range r.bits {
+		for left := r.bits[i]; left != 0; left &= left - 1 {
+			psn := roce.MakePSN(uint32(i*64 + bits.TrailingZeros64(left)))
+			at := int(uint32(psn-r.base)%SRDWindow) - 1
+			bitmap[at/8] |= 1 << (at % 8)
+			n = max(n, at/8+1)
+		}
+	}
+	return n
+}

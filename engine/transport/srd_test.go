@@ -1,0 +1,379 @@
+package transport
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"verbena/roce"
+)
+
+// srdLink is a flow with a network in between that loses, repeats and reorders packets, on virtual time.
+type srdLink struct {
+	t      *testing.T
+	rand   *rand.Rand
+	now    int64
+	snd    SRDSender
+	rcv    SRDReceiver
+	flying []srdFlying
+
+	loss, duplicate float64
+	jitter          int64 // ns
+	refuse          func(p *SRDPacket) SRDStatus
+	dead            bool
+	forgets         bool // the receiver forgets the flow once
+
+	requests map[uint32]SRDRequest
+	executed map[uint32][]int // offsets, by request
+	order    []uint32         // requests in the order of the execution of their last packets
+	ended    map[uint32]SRDStatus
+}
+
+type srdFlying struct {
+	at int64
+	do func()
+}
+
+const srdTestMTU = 1024
+
+func newSRDLink(t *testing.T, seed uint64) *srdLink {
+	l := &srdLink{t: t, rand: rand.New(rand.NewPCG(seed, 1)), now: 1, requests: map[uint32]SRDRequest{},
+		executed: map[uint32][]int{}, ended: map[uint32]SRDStatus{}}
+	l.snd.Init(srdTestMTU, l.rand.Uint32())
+	l.snd.RNRRetry = RNRForever
+	return l
+}
+
+func (l *srdLink) post(id uint32, q SRDRequest) {
+	l.requests[id] = q
+	l.snd.Push(id, q)
+}
+
+// travel delivers a packet later, perhaps never or twice.
+func (l *srdLink) travel(do func()) {
+	if l.dead || l.rand.Float64() < l.loss {
+		return
+	}
+	copies := 1
+	if l.rand.Float64() < l.duplicate {
+		copies = 2
+	}
+	for range copies {
+		l.flying = append(l.flying, srdFlying{l.now + 1000 + l.rand.Int64N(l.jitter+1), do})
+	}
+}
+
+func (l *srdLink) ack() {
+	var b [SRDBitmapLen]byte
+	n := l.rcv.Ack(&b)
+	base, bits := l.rcv.PSN(), slices.Clone(b[:n])
+	l.travel(func() { l.snd.Acked(base, bits) })
+}
+
+// arrive passes a packet to the receiver.
+func (l *srdLink) arrive(p SRDPacket, incarnation bool) {
+	if l.forgets && incarnation {
+		l.travel(func() { l.snd.Refused(p.PSN, SRDForgotten, l.now) })
+		return
+	}
+	if p.Op == SRDOpOpen {
+		if l.forgets || l.rcv == (SRDReceiver{}) {
+			l.rcv.Begin(p.PSN)
+			l.forgets = false
+		}
+		l.travel(func() { l.snd.Accepted() })
+		return
+	}
+	place := l.rcv.Arrive(p.PSN)
+	read := p.Op == SRDOpData && l.requests[p.ID].Kind == Read
+	switch {
+	case place == SRDOutside:
+		return
+	case place == SRDNew:
+		if p.Op == SRDOpData && l.refuse != nil {
+			if status := l.refuse(&p); status != SRDSuccess {
+				l.travel(func() { l.snd.Refused(p.PSN, status, l.now) })
+				return
+			}
+		}
+		if p.Op == SRDOpData {
+			l.executed[p.ID] = append(l.executed[p.ID], p.Offset)
+			q := l.requests[p.ID]
+			if p.Last {
+				l.order = append(l.order, p.ID)
+				if whole := (max(q.Length, 1) + srdTestMTU - 1) / srdTestMTU; q.Imm && q.Kind == Write &&
+					len(l.executed[p.ID]) != whole {
+					l.t.Errorf("WRITE with immediate %d: got its last packet after %d, want all %d before", p.ID,
+						len(l.executed[p.ID])-1, whole-1)
+				}
+			}
+		}
+		l.rcv.Executed(p.PSN)
+	}
+	if read {
+		l.travel(func() {
+			if at, ok := l.snd.Response(p.PSN); ok {
+				if at.ID != p.ID || at.Offset != p.Offset || at.Length != p.Length {
+					l.t.Errorf("response: got the place %+v, want that of %+v", at, p)
+				}
+				l.snd.Responded(p.PSN)
+			}
+		})
+		return
+	}
+	l.ack()
+}
+
+// run runs until all requests have ended, or for a time.
+func (l *srdLink) run(limit time.Duration) {
+	l.t.Helper()
+	for l.snd.Len() > 0 && l.now < int64(limit) {
+		for {
+			p, ok := l.snd.Next()
+			if !ok {
+				break
+			}
+			l.snd.Sent(&p, l.now)
+			l.travel(func() { l.arrive(p, p.Op != SRDOpOpen) })
+		}
+		if una, next := l.snd.PSNs(); next.Diff(una) > SRDWindow {
+			l.t.Fatalf("window: got %d PSNs, want at most %d", next.Diff(una), SRDWindow)
+		}
+		at := l.snd.Deadline()
+		first := -1
+		for i, x := range l.flying {
+			if at == 0 || x.at < at {
+				at, first = x.at, i
+			}
+		}
+		if at == 0 {
+			l.t.Fatalf("%d requests have not ended, and nothing is due", l.snd.Len())
+		}
+		l.now = max(l.now, at)
+		if first >= 0 {
+			do := l.flying[first].do
+			l.flying = slices.Delete(l.flying, first, first+1)
+			do()
+		} else {
+			l.snd.Expire(l.now)
+		}
+		for _, r := range l.snd.Results() {
+			if status, again := l.ended[r.ID]; again {
+				l.t.Errorf("request %d: got ends %v and %v, want one", r.ID, status, r.Status)
+			}
+			l.ended[r.ID] = r.Status
+		}
+	}
+	if l.snd.Len() > 0 {
+		l.t.Fatalf("%d requests have not ended after %v", l.snd.Len(), limit)
+	}
+}
+
+// checkSuccess checks that all requests have succeeded, with each packet executed once.
+func (l *srdLink) checkSuccess() {
+	l.t.Helper()
+	for id, q := range l.requests {
+		if status, ok := l.ended[id]; !ok || status != SRDSuccess {
+			l.t.Errorf("request %d: got %v (ended: %t), want success", id, status, ok)
+		}
+		packets := (max(q.Length, 1) + srdTestMTU - 1) / srdTestMTU
+		slices.Sort(l.executed[id])
+		for i := range packets {
+			if len(l.executed[id]) != packets || l.executed[id][i] != i*srdTestMTU {
+				l.t.Errorf("request %d of %d packets: got offsets %v, want each once", id, packets, l.executed[id])
+				break
+			}
+		}
+	}
+}
+
+// TestSRDSchedules runs random requests over random networks. Each request succeeds, and each packet is executed once.
+func TestSRDSchedules(t *testing.T) {
+	for seed := range uint64(200) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			l := newSRDLink(t, seed)
+			l.loss, l.duplicate = 0.2*l.rand.Float64(), 0.2*l.rand.Float64()
+			l.jitter = l.rand.Int64N(int64(3 * time.Millisecond))
+			ready := l.rand.Float64()
+			if seed%3 == 0 {
+				l.refuse = func(*SRDPacket) SRDStatus {
+					if l.rand.Float64() > max(ready, 0.3) {
+						return SRDNotReady
+					}
+					return SRDSuccess
+				}
+			}
+			for id := range uint32(l.rand.IntN(400)) {
+				q := SRDRequest{Kind: []Kind{Send, Write, Read}[l.rand.IntN(3)], Imm: l.rand.IntN(2) == 0}
+				if q.Length = l.rand.IntN(srdTestMTU + 1); q.Kind != Send && l.rand.IntN(3) == 0 {
+					q.Length = l.rand.IntN(40 * srdTestMTU)
+				}
+				l.post(id, q)
+			}
+			l.run(10 * time.Minute)
+			l.checkSuccess()
+		})
+	}
+}
+
+// TestSRDOrder tests that a short message overtakes a long one, and that the seed determines the order.
+func TestSRDOrder(t *testing.T) {
+	orderOf := func(seed uint64) []uint32 {
+		l := newSRDLink(t, seed)
+		l.post(0, SRDRequest{Kind: Write, Length: 1 << 20})
+		for id := uint32(1); id < 9; id++ {
+			l.post(id, SRDRequest{Kind: Send, Length: 8})
+		}
+		l.run(time.Minute)
+		l.checkSuccess()
+		return l.order
+	}
+	a, b := orderOf(1), orderOf(1)
+	if !slices.Equal(a, b) {
+		t.Errorf("order with one seed: got %v and %v, want the same", a, b)
+	}
+	if a[len(a)-1] != 0 {
+		t.Errorf("order: got %v, want the long request last", a)
+	}
+	if slices.IsSorted(a[:8]) && slices.IsSorted(orderOf(2)[:8]) {
+		t.Errorf("order: got %v, want another order than that of posting", a)
+	}
+}
+
+// TestSRDFailures tests the statuses of requests that fail, and of the requests behind them.
+func TestSRDFailures(t *testing.T) {
+	refuses := func(status SRDStatus) func(l *srdLink) {
+		return func(l *srdLink) {
+			l.refuse = func(p *SRDPacket) SRDStatus {
+				if p.ID == 1 {
+					return status
+				}
+				return SRDSuccess
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		prepare     func(l *srdLink)
+		first, rest SRDStatus
+	}{
+		"bad address":  {refuses(SRDBadAddress), SRDBadAddress, SRDSuccess},
+		"bad length":   {refuses(SRDBadLength), SRDBadLength, SRDSuccess},
+		"unknown peer": {refuses(SRDUnknownPeer), SRDUnknownPeer, SRDSuccess},
+		"not ready": {func(l *srdLink) {
+			refuses(SRDNotReady)(l)
+			l.snd.RNRRetry = 3
+		}, SRDNotReady, SRDSuccess},
+		"no queue pair": {refuses(SRDBadDestQPN), SRDBadDestQPN, SRDBadDestQPN},
+		"aborted":       {refuses(SRDAborted), SRDAborted, SRDAborted},
+		"never answers": {func(l *srdLink) { l.dead = true }, SRDUnreachable, SRDUnreachable},
+		"dies": {func(l *srdLink) {
+			l.refuse = func(*SRDPacket) SRDStatus {
+				l.dead = true
+				return SRDSuccess
+			}
+		}, SRDUnresponsive, SRDUnresponsive},
+		"forgets": {func(l *srdLink) { l.rcv, l.forgets = SRDReceiver{base: 9}, true }, SRDSuccess, SRDSuccess},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newSRDLink(t, 1)
+			c.prepare(l)
+			for id := uint32(1); id < 4; id++ {
+				l.post(id, SRDRequest{Kind: Write, Length: 5 * srdTestMTU})
+			}
+			l.run(time.Minute)
+			for id := uint32(1); id < 4; id++ {
+				want := c.rest
+				if id == 1 {
+					want = c.first
+				}
+				if l.ended[id] != want && name != "dies" || name == "dies" && l.ended[id] != want && l.ended[id] != SRDSuccess {
+					t.Errorf("request %d: got %v, want %v", id, l.ended[id], want)
+				}
+			}
+			if name == "not ready" && l.now > int64(100*time.Millisecond) {
+				t.Errorf("3 retransmissions: got %v, want at most 100 ms", time.Duration(l.now))
+			}
+			l.refuse, l.dead = nil, false
+			if l.snd.State() == SRDClosed { // the next Open has another identifier
+				l.rcv, l.flying = SRDReceiver{}, nil
+			}
+			l.post(9, SRDRequest{Kind: Send, Length: 1})
+			l.run(2 * time.Minute)
+			if l.ended[9] != SRDSuccess {
+				t.Errorf("later request: got %v, want success", l.ended[9])
+			}
+		})
+	}
+}
+
+// FuzzSRDSender calls the sender with answers of any content. The sender keeps its bounds, and its requests end when
+// it fails.
+func FuzzSRDSender(f *testing.F) {
+	f.Add([]byte("\x00\x01\x02\x03\x04\x05\x06\x07"))
+	f.Add([]byte{0, 4, 200, 1, 1, 2, 0, 1, 255, 3, 0, 5, 4, 0, 2, 5, 0, 0, 1, 6, 9, 9})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var s SRDSender
+		s.Init(256, 1)
+		s.RNRRetry = 2
+		now, posted, ended := int64(1), 0, 0
+		next := func() (b byte) {
+			if len(in) > 0 {
+				b, in = in[0], in[1:]
+			}
+			return b
+		}
+		psn := func() roce.PSN {
+			una, _ := s.PSNs()
+			return una.Add(int(int8(next())))
+		}
+		for steps := 0; len(in) > 0 && steps < 500; steps++ {
+			switch op := next(); op % 8 {
+			case 0:
+				kind := []Kind{Send, Write, Read}[op/8%3]
+				s.Push(uint32(posted), SRDRequest{Kind: kind, Length: int(next()) * 8, Imm: op&64 != 0})
+				posted++
+			case 1:
+				for range next() {
+					if p, ok := s.Next(); ok {
+						s.Sent(&p, now)
+					}
+				}
+			case 2:
+				s.Accepted()
+			case 3:
+				at := psn()
+				n := min(int(next())%(SRDBitmapLen+4), len(in))
+				s.Acked(at, in[:n])
+			case 4:
+				s.Refused(psn(), SRDStatus(next()%16), now)
+			case 5:
+				now += int64(next()) * int64(time.Millisecond)
+				s.Expire(now)
+			case 6:
+				if at := psn(); op&8 == 0 {
+					if _, ok := s.Response(at); ok {
+						s.Responded(at)
+					}
+				}
+			case 7:
+				if _, ok := s.FailPacket(psn()); ok {
+					ended++
+				}
+			}
+			ended += len(s.Results())
+			una, last := s.PSNs()
+			if n := last.Diff(una); n < 0 || n > SRDWindow || s.Len() != posted-ended {
+				t.Fatalf("got %d PSNs and %d requests, want at most %d and %d", n, s.Len(), SRDWindow, posted-ended)
+			}
+			if out, _ := s.InFlight(); out < 0 {
+				t.Fatalf("got %d bytes in flight", out)
+			}
+		}
+		s.Fail(SRDAborted)
+		if ended += len(s.Results()); ended != posted || !s.Idle() {
+			t.Fatalf("got %d ends of %d requests", ended, posted)
+		}
+	})
+}
