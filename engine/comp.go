@@ -188,6 +188,9 @@ func (r *requester) drop(status uapi.WCStatus) {
 // a user who goes on posting. (rxe_drain_resp_pkts)
 func (r *requester) flush() {
 	qp := r.qp
+	if qp.srd != nil {
+		qp.srd.flush()
+	}
 	for r.snd.Len() > 0 {
 		r.drop(uapi.WCWRFlushErr)
 	}

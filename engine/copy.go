@@ -358,7 +358,9 @@ func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
 	case scatterWrite:
 		qp.resp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	case scatterRead:
-		qp.req.fail(uapi.WCLocProtErr)
+		if qp.srd == nil {
+			qp.req.fail(uapi.WCLocProtErr)
+		}
 	}
 }
 

@@ -193,6 +193,9 @@ func (qp *QP) reset() {
 	qp.setState(ib.QPReset, driver.StateCause{Reason: driver.ByProgram})
 	qp.req.snd.Reset()
 	qp.resp.reset()
+	if qp.srd != nil {
+		qp.srd.reset()
+	}
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
 	qp.path = nil

@@ -112,10 +112,11 @@ func (o ops) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.Acc
 	return m, nil
 }
 
-// setKeys tells the consumer the keys. Without a remote right there is no key for peers.
+// setKeys tells the consumer the keys. Without a remote right there is no key for peers, unless the adapter always has
+// one.
 func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
 	rkey := key
-	if access&(remoteAccess|ib.AccessFlushGlobal) == 0 {
+	if access&(remoteAccess|ib.AccessFlushGlobal) == 0 && !m.dev.traits.AllRKeys {
 		rkey = 0
 	}
 	m.obj.SetKeys(key, rkey)

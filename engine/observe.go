@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/netip"
+	"time"
 
 	"verbena/driver"
 	"verbena/engine/queue"
@@ -54,11 +55,19 @@ func (qp *QP) observeSend(w *sendWQE, status uapi.WCStatus) {
 		Time: qp.dev.clock.Now(), QP: qp.ref(), WRID: w.ID, Opcode: w.Opcode, Status: status, Length: uint64(w.length),
 		Timeout: qp.req.snd.Timeout.Duration(),
 	}
+	if qp.srd != nil && w.path != nil {
+		f.QP.Local, f.QP.Peer, f.QP.DestQPN = w.path.from.addr, w.path.dst, w.QPN
+	}
 	if status != uapi.WCWRFlushErr {
 		var rnr int
 		f.PSN, f.Attempts, rnr, f.Since = qp.req.snd.Attempts()
 		f.Foreign.PSN, f.Foreign.N = qp.req.snd.Foreign()
-		if status == uapi.WCRNRRetryExcErr {
+		if qp.srd != nil {
+			f.Attempts, f.Since = w.attempts, time.Unix(0, w.began)
+			if w.began == 0 {
+				f.Since = f.Time
+			}
+		} else if status == uapi.WCRNRRetryExcErr {
 			f.Attempts = rnr + 1 // the last RNR NAK is not counted as a retry
 		}
 		f.Violation = qp.req.violation(w, status)

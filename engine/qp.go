@@ -10,6 +10,7 @@ import (
 
 	"verbena/driver"
 	"verbena/engine/queue"
+	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/roce"
 )
@@ -59,6 +60,7 @@ var services = map[ib.QPType]service{
 	ib.QPTypeGSI:     {wire: roce.UD, datagram: true},
 	ib.QPTypeXRCInit: {wire: roce.XRC, reliable: true},
 	ib.QPTypeXRCTgt:  {wire: roce.XRC, reliable: true},
+	ib.QPTypeDriver:  {wire: roce.SRD, reliable: true, datagram: true},
 }
 
 // QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
@@ -116,6 +118,7 @@ type QP struct {
 	sport   uint16 // UDP source port; 0 while the peer is not known
 	req     requester
 	resp    responder
+	srd     *srd // nil unless the service is SRD
 	egress  egress
 	timer   timer
 	bound   bool // it has bound a window of type 2
@@ -134,7 +137,9 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 			return nil, err
 		}
 	}
-	if types := d.traits.QPTypes; types != nil && d.context(u) != nil && !slices.Contains(types, init.Type) {
+	types := d.traits.QPTypes
+	listed := types == nil && init.Type != ib.QPTypeDriver || slices.Contains(types, init.Type)
+	if !listed && (d.context(u) != nil || init.Type == ib.QPTypeDriver) {
 		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := &init.Cap
@@ -170,7 +175,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		qp.lane = &qp.ctx.lane
 	}
 	qp.req.init(qp)
-	qp.resp.qp = qp
+	qp.resp.qp, qp.srd = qp, newSRD(qp)
 	if qp.datagram {
 		qp.pathMTU = d.activeMTU()
 	}
@@ -188,6 +193,9 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		return nil, err
 	}
 	slot := d.qpBits.slotOf(qp.num)
+	if qp.srd != nil {
+		qp.attr.RNRRetry = transport.RNRForever
+	}
 	if qp.datagram {
 		qp.sport = roce.SourcePortUD(qp.num)
 	}

@@ -61,6 +61,7 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 		default:
 			d.counters.add(cntDropNobody, n)
 			d.observeUnknown(num, a.Src, packets[0], n)
+			d.refusesUnknown(num, a, packets[:n])
 		}
 		packets = packets[n:]
 	}

@@ -53,6 +53,10 @@ func (r *requester) grow() {
 // run sends what may be sent. (rxe_requester)
 func (r *requester) run(p *pass) {
 	qp := r.qp
+	if qp.srd != nil {
+		qp.srd.run(p)
+		return
+	}
 	r.waits.begin(r.snd.Len() == 0)
 	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
 		n, ok := r.snd.Current()
@@ -85,7 +89,13 @@ func (r *requester) run(p *pass) {
 	if r.snd.Unarmed() {
 		r.snd.Arm(qp.dev.clock.Now())
 	}
-	if r.drain == draining && r.snd.Len() == 0 {
+	r.drained(r.snd.Len())
+}
+
+// drained ends the drain of the send queue if no request is in flight.
+func (r *requester) drained(inFlight int) {
+	qp := r.qp
+	if r.drain == draining && inFlight == 0 {
 		r.drain = drained
 		if qp.attr.EnSQDAsyncNotify {
 			qp.raise(ib.EventSQDrained)
@@ -414,6 +424,8 @@ func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
 	switch {
 	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
 		t == ib.QPTypeUC && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write || k == transport.Local),
+		t == ib.QPTypeDriver && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write ||
+			k == transport.Read),
 		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == transport.Send && op != uapi.WRSendWithInv:
 		return k
 	}
@@ -425,7 +437,7 @@ func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
 func (r *requester) check(w *sendWQE) {
 	qp := r.qp
 	w.kind, w.status, w.length, w.packets, w.path = kindOf(qp.typ, w.Opcode), uapi.WCSuccess, 0, 1, nil
-	w.began, w.number = 0, driver.NoNumber
+	w.began, w.attempts, w.number = 0, 0, driver.NoNumber
 	if w.kind == transport.None || w.Opcode == wrRegMR && qp.ctx != nil {
 		w.kind, w.status = transport.None, uapi.WCLocQPOpErr
 		return
@@ -468,7 +480,7 @@ func (r *requester) check(w *sendWQE) {
 		}
 		w.length = atomicLen
 	}
-	if (w.kind == transport.Read || w.kind == transport.Atomic) && qp.attr.MaxRdAtomic == 0 {
+	if (w.kind == transport.Read || w.kind == transport.Atomic) && qp.attr.MaxRdAtomic == 0 && qp.srd == nil {
 		w.status = uapi.WCLocQPOpErr
 		return
 	}
@@ -494,7 +506,7 @@ func (r *requester) checkUD(w *sendWQE) uapi.WCStatus {
 	if w.path == nil {
 		return uapi.WCLocQPOpErr
 	}
-	if w.length > qp.mtu {
+	if w.kind == transport.Send && w.length > qp.mtu || w.kind != transport.Send && w.length > qp.dev.traits.MaxRDMASize {
 		return uapi.WCLocLenErr
 	}
 	w.QPN &= roce.PSNMask

@@ -152,6 +152,12 @@ func (r *responder) refuseInTurn(p *pass, psn roce.PSN, s roce.Syndrome, status 
 func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	qp := r.qp
 	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr
+	if qp.srd != nil { // it costs only the message
+		if r.wqe.taken && own {
+			r.completeRecv(&uapi.WC{Status: status}, false)
+		}
+		return
+	}
 	switch {
 	case qp.state == ib.QPErr:
 		return

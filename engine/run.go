@@ -84,7 +84,7 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 		k := packet{packets: 1, src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
 		qp.receiveSpan(p, &k, b, nil)
 	}
-	p.settle(qp)
+	qp.settle(p)
 }
 
 // receiveTrain handles a train of a device of the Fabric, and frees it.
@@ -96,7 +96,7 @@ func (qp *QP) receiveTrain(p *pass, t *train) {
 			k := packet{packets: s.packets, src: t.path.from.addr, dst: t.Dst, tos: t.TOS, ttl: cmp.Or(t.TTL, defaultTTL)}
 			qp.receiveSpan(p, &k, b[:len(b)-link.ICRCLen], s.mem)
 		}
-		p.settle(qp)
+		qp.settle(p)
 		p.split.payload = nil // which may have been in memory that goes away
 	}
 	if t.charged {
@@ -104,6 +104,15 @@ func (qp *QP) receiveTrain(p *pass, t *train) {
 		t.charged = false
 	}
 	t.free()
+}
+
+// settle writes the data of the packets that were received.
+func (qp *QP) settle(p *pass) {
+	if qp.srd != nil {
+		qp.srd.settle(p)
+	} else {
+		p.settle(qp)
+	}
 }
 
 // packet is a packet that has arrived, or a span of several, with the headers of the first and the payload of all.
@@ -154,6 +163,10 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 		qp.dev.counters.add(why, 1)
 		qp.trace.packet(traceDrop, b, uint32(why))
 		qp.observeDrop(b, k.src, why)
+		if why == cntDropState && qp.state == ib.QPErr && k.Flags&(roce.FlagRequest|roce.FlagSRDETH) ==
+			roce.FlagRequest|roce.FlagSRDETH && qp.srd != nil {
+			qp.srd.refuseUnknown(k, transport.SRDAborted)
+		}
 		return
 	}
 	if t := qp.trace; t != nil {
@@ -162,9 +175,12 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 			t.requests.packetArrived(k)
 		}
 	}
-	if k.Flags&roce.FlagResponse != 0 {
+	switch {
+	case qp.srd != nil:
+		qp.srd.receive(p, k)
+	case k.Flags&roce.FlagResponse != 0:
 		qp.req.receiveResponse(p, k)
-	} else {
+	default:
 		qp.req.waits.heard = true
 		qp.resp.receive(p, k)
 	}
@@ -202,6 +218,7 @@ func (qp *QP) check(k *packet) counter {
 		return cntDropState
 	case !qp.datagram && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
 		return cntDropSource
+	case response && qp.datagram: // the identifier of the flow takes the place of the key
 	case qp.datagram && k.DETH().QKey() != qkeyOf(qp):
 		return cntDropQKey
 	case qp.datagram && echoes(qp, k):
@@ -229,6 +246,9 @@ func (qp *QP) advance(p *pass) {
 		qp.enterError(driver.StateCause{Reason: driver.ByQueueMemory})
 	}
 	if !stopped {
+		if qp.srd != nil {
+			qp.srd.answer(p)
+		}
 		qp.resp.answer(p)
 	} else if qp.state != ib.QPErr {
 		return
@@ -358,6 +378,10 @@ func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	if to == nil {
 		peer.counters.add(cntDropNobody, t.packets)
 		peer.observeUnknown(t.to, t.path.from.addr, t.span(0), t.packets)
+		if qp.srd != nil {
+			qp.srd.unknown(t)
+			p.wake(qp)
+		}
 		t.free()
 		return
 	}
@@ -459,6 +483,9 @@ func (t *timer) expired(p *pass) {
 	if due(&t.reflush) {
 		t.quiet++
 	}
+	if qp.srd != nil {
+		qp.srd.expire(qp.dev.tick())
+	}
 	switch qp.req.snd.Tick(now) {
 	case transport.AckTimeout:
 		qp.req.timedOut()
@@ -478,6 +505,9 @@ func (t *timer) rearm() {
 		t.reflush, t.quiet = noTime, 0
 	}
 	at := earliest(qp.req.snd.Deadline(), earliest(t.unblock, t.reflush))
+	if qp.srd != nil && qp.srd.deadline != 0 {
+		at = earliest(at, qp.dev.clock.Now().Add(time.Duration(qp.srd.deadline-qp.dev.tick())))
+	}
 	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
 		return
 	}

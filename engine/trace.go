@@ -220,6 +220,9 @@ func (d *Device) QPStatuses() []QPStatus {
 			s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
 			s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)+int(qp.egress.handed.Load())
 			s.Retransmits = qp.req.retransmits
+			if qp.srd != nil {
+				s.InFlight, s.Window = qp.srd.inFlight(), qp.srd.window()
+			}
 			if qp.path != nil && !qp.datagram {
 				s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
 			}

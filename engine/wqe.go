@@ -56,7 +56,9 @@ type sendWQE struct {
 	packets int           // PSNs that it takes
 	path    *path         // of datagrams
 	number  uint32        // as transport.Sender counts
-	began   int64         // when its first packet was sent, in nanoseconds; only with a trace
+	began   int64         // when its first packet was sent, in nanoseconds; only with a trace or of SRD
+	// attempts is the number of transmissions of the packet that failed; of SRD.
+	attempts int
 }
 
 const atomicLen = 8
@@ -99,6 +101,7 @@ func (r *requester) describe(w *queue.Send, wr *ib.SendWR) error {
 		}
 		w.QPN, w.QKey, w.AH = wr.RemoteQPN, wr.RemoteQKey, to.num
 		w.To = to.pathFor(qp) // as the handle is now
+		w.RemoteAddr, w.RKey = wr.RemoteAddr, wr.RKey
 	case kind == transport.Atomic:
 		w.CompareAdd, w.Swap = wr.CompareAdd, wr.Swap
 		fallthrough

@@ -184,6 +184,10 @@ type Traits struct {
 	AddressGIDs bool
 	// SharesAH is true if a domain has one number for each destination, which completions of datagrams name.
 	SharesAH bool
+	// AllRKeys is true if a region without a remote right also has a key for peers. The key gives no right.
+	AllRKeys bool
+	// MaxRDMASize is the longest RDMA READ or WRITE of SRD, in bytes.
+	MaxRDMASize int
 	// Attributes and Port change the attributes that the engine reports; nil means no change.
 	Attributes func(*ib.DeviceAttr)
 	Port       func(*ib.PortAttr)

@@ -1,0 +1,656 @@
+package engine
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"verbena/driver"
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// srd is the protocol of a queue pair of SRD, in place of the Sender and the Receiver of the other services. Requests
+// are independent: each has its own end, and an error costs only the request. A flow (transport.SRDSender) leads to one
+// queue pair, and a source (transport.SRDReceiver) comes from one.
+//
+//	requester                                   responder
+//	   |--- Open: PSN, requester's id ------------->|  a source
+//	   |<-- Accept: responder's id -----------------|
+//	   |--- SEND, WRITE, READ: PSN, both ids ------>|  executed in the order of arrival
+//	   |<-- Acknowledge: oldest PSN, bitmap --------|
+//	   |<-- READ response: PSN ---------------------|
+//	   |<-- Refuse: PSN, status --------------------|  the request ends, or is sent again later
+//	   |--- Skip: PSN ----------------------------->|  in place of the rest of a request that has ended
+//
+// A packet with a wrong identifier does nothing. Identifiers are the index of a flow or source and a random number. The
+// thread that runs the queue pair owns all fields.
+type srd struct {
+	qp *QP
+
+	requests []*srdRequest
+	free     []uint32 // indices of unused requests
+	number   uint32   // the number of the next request
+
+	flows  []*srdFlow // by the index in their identifiers
+	byPeer map[srdPeer]*srdFlow
+	ready  []*srdFlow // flows with packets to send
+
+	sources  []*srdSource // likewise
+	bySource map[srdOrigin]*srdSource
+	due      []*srdSource // sources with a pending acknowledgement or Accept
+	refusals []srdRefusal
+	replies  []srdReply
+
+	reading []srdRead   // packets in the open train without their data, which gather will read together
+	storing []srdStored // packets with data in scatter
+
+	deadline  int64 // the earliest deadline of a flow, in ticks; 0: none
+	flowHand  int   // index at which the search for an idle flow begins
+	otherHand int   // the same for sources
+	reply     transport.Reply
+	bitmap    [transport.SRDBitmapLen]byte
+}
+
+// The next constants bound the memory of a queue pair.
+const (
+	srdIndexBits = 12
+	maxFlows     = 1 << srdIndexBits
+	maxRefusals  = 256
+	maxReplies   = 1024
+	// fewFlows is the number of flows that keep their memory while they are idle.
+	fewFlows = 64
+	// maxScan is the number of sources among which an unused one is sought.
+	maxScan = 64
+	// sourceIdle is the time in nanoseconds after which a source may be forgotten. No sender repeats a packet for so long.
+	sourceIdle = 60e9
+)
+
+// srdRequest is a send work request that was fetched.
+type srdRequest struct {
+	sendWQE
+	used   bool
+	sges   []ib.SGE // copy of SGEs for a queue in this process, which reuses its slots in order
+	inline []byte
+}
+
+// srdPeer is the destination of a flow.
+type srdPeer struct {
+	addr      netip.Addr
+	qpn, qkey uint32
+}
+
+type srdFlow struct {
+	srdPeer
+	snd    transport.SRDSender
+	path   *path
+	id     uint32
+	peerID uint32
+	listed bool // in ready
+}
+
+// srdOrigin is the origin of a source.
+type srdOrigin struct {
+	addr    netip.Addr
+	qpn, id uint32 // the requester and its identifier
+}
+
+type srdSource struct {
+	srdOrigin
+	rcv     transport.SRDReceiver
+	path    *path // back
+	own     uint32
+	last    int64 // when a packet came, in ticks
+	used    bool  // a packet with the identifier has come
+	due     bool  // in srd.due
+	accepts bool  // an Accept is due
+}
+
+// srdRefusal is a refusal to be sent.
+type srdRefusal struct {
+	path    *path
+	qpn, id uint32
+	psn     roce.PSN
+	status  transport.SRDStatus
+}
+
+// srdRead is a packet of a flow, or a READ response to a source, without its data.
+type srdRead struct {
+	mark int // number of packets before it in the train
+	psn  roce.PSN
+	flow *srdFlow
+	to   *srdSource
+}
+
+// srdStored is a READ response of a flow, or an RDMA WRITE of a source.
+type srdStored struct {
+	psn  roce.PSN
+	flow *srdFlow
+	from *srdSource
+}
+
+// srdReply is a READ response to be sent.
+type srdReply struct {
+	to     *srdSource
+	psn    roce.PSN
+	addr   uint64
+	key    uint32
+	length int
+}
+
+// newSRD returns the protocol of a queue pair of SRD, nil for another type.
+func newSRD(qp *QP) *srd {
+	if qp.wire != roce.SRD {
+		return nil
+	}
+	return &srd{qp: qp, byPeer: map[srdPeer]*srdFlow{}, bySource: map[srdOrigin]*srdSource{}}
+}
+
+// identifier returns a new identifier with an index.
+func (s *srd) identifier(index int) uint32 {
+	return s.qp.dev.random()<<srdIndexBits | uint32(index)
+}
+
+// inFlight returns the number of requests in flight.
+func (s *srd) inFlight() int { return len(s.requests) - len(s.free) }
+
+// window returns the sum of the windows of the flows with packets in flight, in bytes.
+func (s *srd) window() (sum int) {
+	for _, f := range s.flows {
+		if out, n := f.snd.InFlight(); out > 0 {
+			sum += n
+		}
+	}
+	return sum
+}
+
+// run sends the packets that the flows allow.
+func (s *srd) run(p *pass) {
+	qp := s.qp
+	for s.fetch() {
+	}
+	now := int64(0)
+	for len(s.ready) > 0 {
+		if now == 0 {
+			now = qp.dev.tick()
+		}
+		f := s.ready[0]
+		room := s.send(p, f, now)
+		if d := f.snd.Deadline(); d != 0 && (s.deadline == 0 || d < s.deadline) {
+			s.deadline = d
+		}
+		if !room {
+			break
+		}
+		f.listed = false
+		s.ready = s.ready[:copy(s.ready, s.ready[1:])]
+	}
+	s.read(p)
+	p.build.finish(&qp.egress)
+	qp.req.drained(s.inFlight())
+}
+
+// fetch takes the next work request out of the queue; false if there is none or it has to wait.
+func (s *srd) fetch() bool {
+	qp := s.qp
+	if qp.state != ib.QPRTS || s.inFlight() >= qp.sq.Capacity() {
+		return false
+	}
+	if len(s.free) == 0 {
+		if _, some := qp.sq.Posted(); !some {
+			return false
+		}
+		s.requests = append(s.requests, new(srdRequest))
+		s.free = append(s.free, uint32(len(s.requests)-1))
+	}
+	id := s.free[len(s.free)-1]
+	w := s.requests[id]
+	found, ok := qp.sq.Fetch(0, &w.Send)
+	if !ok {
+		qp.ringGone()
+		qp.enterError(driver.StateCause{Reason: driver.ByQueueMemory})
+	}
+	if !ok || !found {
+		return false
+	}
+	qp.req.check(&w.sendWQE)
+	if qp.dev.stopAt() {
+		return false
+	}
+	qp.sq.Take()
+	w.number, w.used = s.number, true
+	s.number++
+	s.free = s.free[:len(s.free)-1]
+	if w.status != uapi.WCSuccess {
+		s.finish(id, w.status)
+		return true
+	}
+	if qp.ctx == nil {
+		w.sges, w.inline = append(w.sges[:0], w.SGEs...), append(w.inline[:0], w.Inline...)
+		w.SGEs, w.Inline = w.sges, w.inline
+	}
+	imm := w.Opcode == uapi.WRSendWithImm || w.Opcode == uapi.WRRDMAWriteWithImm
+	f := s.flowTo(w.path, w.QPN, w.QKey)
+	if f == nil { // there are more flows than requests
+		s.finish(id, uapi.WCLocQPOpErr)
+		return true
+	}
+	f.snd.Push(id, transport.SRDRequest{Kind: w.kind, Length: w.length, Imm: imm})
+	s.list(f)
+	return true
+}
+
+// flowTo returns the flow to a queue pair.
+func (s *srd) flowTo(to *path, qpn, qkey uint32) *srdFlow {
+	k := srdPeer{to.dst, qpn, qkey}
+	f := s.byPeer[k]
+	if f == nil {
+		if f = s.newFlow(); f == nil {
+			return nil
+		}
+		f.srdPeer = k
+		s.byPeer[k] = f
+	}
+	f.path = to
+	if f.snd.Idle() {
+		f.snd.MTU, f.snd.RNRRetry = s.qp.mtu, s.qp.attr.RNRRetry
+	}
+	return f
+}
+
+// newFlow returns a new flow, or an idle one to be used again.
+func (s *srd) newFlow() *srdFlow {
+	if i := len(s.flows); i < maxFlows {
+		f := &srdFlow{id: s.identifier(i)}
+		f.snd.Init(s.qp.mtu, s.qp.dev.random())
+		s.flows = append(s.flows, f)
+		return f
+	}
+	for range s.flows {
+		s.flowHand = (s.flowHand + 1) % len(s.flows)
+		if f := s.flows[s.flowHand]; f.snd.Idle() && !f.listed {
+			delete(s.byPeer, f.srdPeer)
+			*f = srdFlow{id: s.identifier(s.flowHand)}
+			f.snd.Init(s.qp.mtu, s.qp.dev.random())
+			return f
+		}
+	}
+	return nil
+}
+
+// list notes that a flow may have packets to send.
+func (s *srd) list(f *srdFlow) {
+	if !f.listed {
+		f.listed = true
+		s.ready = append(s.ready, f)
+	}
+}
+
+// send sends packets of a flow. It returns false if the egress queue is full.
+func (s *srd) send(p *pass, f *srdFlow, now int64) (room bool) {
+	qp := s.qp
+	for {
+		k, ok := f.snd.Next()
+		if !ok {
+			return true
+		}
+		if f.snd.NeedsID() {
+			f.id, f.peerID = s.identifier(int(f.id&(maxFlows-1))), 0
+		}
+		op, n := roce.FlowOpen, 0
+		var w *srdRequest
+		switch k.Op {
+		case transport.SRDOpSkip:
+			op = roce.FlowSkip
+		case transport.SRDOpData:
+			w = s.requests[k.ID]
+			op = w.packetOperation(k.Last)
+			if n = k.Length; w.kind == transport.Read {
+				n = 0
+			}
+		}
+		whole := false // the data are in one element
+		var at uint64
+		if w != nil && n > 0 && w.Flags&uapi.SendInline == 0 {
+			i, off := sgeAt(w.SGEs, k.Offset)
+			e := &w.SGEs[i]
+			at, whole = e.Addr+uint64(off), off+n <= int(e.Length)
+			if !whole || len(s.reading) > 0 && !p.gather.continues(e.LKey, at) {
+				s.read(p)
+			}
+		}
+		b, mark := s.add(p, &trainPool, f.path, f.qpn, op, k.PSN, n, f.peerID, f.id, at)
+		if b.Data == nil {
+			return false
+		}
+		b.DETH().Encode(f.qkey, qp.num)
+		if k.Again {
+			qp.req.retransmits++
+		}
+		f.snd.Sent(&k, now)
+		if w != nil && s.fill(w, &k, &b) {
+			s.reading = append(s.reading, srdRead{mark: mark, psn: k.PSN, flow: f})
+			if p.gather.fill(qp, w.SGEs, k.Offset, b.Payload) {
+				if !whole {
+					s.read(p)
+				}
+			} else {
+				s.unreadable(p)
+			}
+		}
+	}
+}
+
+// packetOperation returns the operation of a packet of the request.
+func (w *srdRequest) packetOperation(last bool) roce.Operation {
+	switch {
+	case w.kind == transport.Read:
+		return roce.RDMAReadRequest
+	case w.kind == transport.Write && w.Opcode == uapi.WRRDMAWriteWithImm && last:
+		return roce.RDMAWriteOnlyWithImmediate
+	case w.kind == transport.Write:
+		return roce.RDMAWriteOnly
+	case w.Opcode == uapi.WRSendWithImm:
+		return roce.SendOnlyWithImmediate
+	}
+	return roce.SendOnly
+}
+
+// continues reports whether the data from an address on follow the gathered data.
+func (g *gather) continues(key uint32, addr uint64) bool {
+	return g.from != nil && g.from.key == key && g.addr+g.n == addr && len(g.vec) < maxScatter
+}
+
+// read reads the data of the packets in the open train that have none.
+func (s *srd) read(p *pass) {
+	if len(s.reading) > 0 && !p.gather.flush(s.qp) {
+		s.unreadable(p)
+	}
+	s.reading = s.reading[:0]
+}
+
+// unreadable takes the packets without data out of the open train. Other packets behind the first of them count as lost.
+func (s *srd) unreadable(p *pass) {
+	p.build.cut(s.reading[0].mark)
+	p.gather.reset()
+	for i := range s.reading {
+		x := &s.reading[i]
+		if x.to != nil {
+			s.refuse(x.to.refusal(x.psn, transport.SRDBadAddress))
+		} else if id, ok := x.flow.snd.FailPacket(x.psn); ok {
+			s.finish(id, uapi.WCLocProtErr)
+		}
+	}
+	s.reading = s.reading[:0]
+}
+
+// fill writes the headers and the inline data of a packet of a request. It returns true if the packet has other data.
+func (s *srd) fill(w *srdRequest, k *transport.SRDPacket, b *roce.Packet) bool {
+	qp := s.qp
+	if h := b.RETH(); h != nil {
+		n := w.length
+		if w.kind == transport.Read {
+			n = k.Length
+		}
+		h.Encode(w.RemoteAddr+uint64(k.Offset), w.RKey, uint32(n))
+	}
+	if h := b.ImmDt(); h != nil {
+		copy(h, w.Imm[:])
+	}
+	if t := qp.trace.requestLog(); t != nil && k.Offset == 0 && !k.Again {
+		t.started(&w.sendWQE, &transport.Packet{PSN: k.PSN, First: true}, w.QPN)
+	}
+	if w.Flags&uapi.SendInline != 0 {
+		copy(b.Payload, w.Inline[k.Offset:])
+		return false
+	}
+	return len(b.Payload) > 0
+}
+
+// add adds a packet with n bytes of payload from an address to the open train, or to a new one. Without room in the
+// egress queue the packet is empty. mark is the number of packets before it in the train.
+func (s *srd) add(
+	p *pass, pool *sync.Pool, to *path, qpn uint32, o roce.Operation, psn roce.PSN, n int, id, value uint32, at uint64,
+) (b roce.Packet, mark int) {
+	qp := s.qp
+	op := roce.SRD.Opcode(o)
+	size := op.PacketLen(n)
+	if !p.build.fits(to, qpn, size) {
+		s.read(p)
+		p.build.finish(&qp.egress)
+		if qp.egress.full() || qp.egress.blocked {
+			return b, 0
+		}
+		p.build.start(pool, to, qpn, size)
+	}
+	mark = p.build.t.packets
+	b = roce.NewPacket(p.build.add(size, op.HeaderLen(), at), &roce.BTHFields{
+		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qpn, PSN: psn,
+	}, n)
+	b.DETH().Encode(0, qp.num)
+	b.SRDETH().Encode(id, value)
+	return b, mark
+}
+
+// receive handles a packet that check has accepted.
+func (s *srd) receive(p *pass, k *packet) {
+	if k.Flags&roce.FlagResponse != 0 {
+		s.receiveResponse(p, k)
+	} else {
+		s.qp.req.waits.heard = true
+		s.receiveRequest(p, k)
+	}
+}
+
+// receiveResponse handles a packet of the responder of a flow.
+func (s *srd) receiveResponse(p *pass, k *packet) {
+	qp, h := s.qp, k.SRDETH()
+	i := int(h.To() & (maxFlows - 1))
+	if i >= len(s.flows) || s.flows[i].id != h.To() || s.flows[i].addr != k.src || s.flows[i].qpn != k.DETH().SrcQPN() {
+		qp.dev.counters.add(cntDropResponse, 1)
+		return
+	}
+	f := s.flows[i]
+	switch k.Opcode.Operation() {
+	case roce.FlowAccept:
+		if f.snd.State() == transport.SRDOpening {
+			f.peerID = h.Value()
+			f.snd.Accepted()
+		}
+	case roce.Acknowledge:
+		f.snd.Acked(k.psn, k.Payload)
+	case roce.FlowRefuse:
+		status := transport.SRDForgotten
+		if v := h.Value(); v < uint32(status) {
+			status = transport.SRDStatus(v)
+		}
+		if status == transport.SRDNotReady {
+			qp.dev.counters.add(cntRcvRNR, 1)
+		}
+		f.snd.Refused(k.psn, status, qp.dev.tick())
+	case roce.RDMAReadResponseOnly:
+		s.receiveData(p, f, k)
+	}
+	s.conclude(f)
+}
+
+// receiveData stores a READ response.
+func (s *srd) receiveData(p *pass, f *srdFlow, k *packet) {
+	at, ok := f.snd.Response(k.psn)
+	if !ok || at.Length != len(k.Payload) {
+		s.qp.dev.counters.add(cntDropResponse, 1)
+		return
+	}
+	w := s.requests[at.ID]
+	whole := false
+	if i, off := sgeAt(w.SGEs, at.Offset); i < len(w.SGEs) {
+		e := &w.SGEs[i]
+		whole = off+at.Length <= int(e.Length)
+		s.settleUnless(p, whole && p.scatter.joins(scatterRead, e.LKey, e.Addr+uint64(off)))
+	}
+	x := srdStored{psn: k.psn, flow: f}
+	if !p.store(s.qp, scatterRead, k.psn, w.SGEs, at.Offset, k.Payload) {
+		s.stored(&x, false)
+		return
+	}
+	s.storing = append(s.storing, x)
+	if !whole {
+		s.settle(p)
+	}
+}
+
+// settleUnless calls settle, unless the next data join.
+func (s *srd) settleUnless(p *pass, join bool) {
+	if !join {
+		s.settle(p)
+	}
+}
+
+// settle writes the data that scatter has, and handles the packets that have brought them.
+func (s *srd) settle(p *pass) {
+	ok := p.settle(s.qp)
+	for i := range s.storing {
+		s.stored(&s.storing[i], ok)
+	}
+	s.storing = s.storing[:0]
+}
+
+// stored handles a packet with data that are stored, or could not be.
+func (s *srd) stored(x *srdStored, ok bool) {
+	switch {
+	case x.flow != nil && ok:
+		x.flow.snd.Responded(x.psn)
+		s.conclude(x.flow)
+	case x.flow != nil:
+		if id, found := x.flow.snd.FailPacket(x.psn); found {
+			s.finish(id, uapi.WCLocProtErr)
+		}
+		s.list(x.flow)
+	case ok:
+		s.complete(x.from, x.psn)
+	default:
+		s.refuse(x.from.refusal(x.psn, transport.SRDBadAddress))
+	}
+}
+
+// srdStatuses are the completions of the requests that fail.
+var srdStatuses = [...]uapi.WCStatus{
+	transport.SRDSuccess:      uapi.WCSuccess,
+	transport.SRDBadAddress:   uapi.WCRemAccessErr,
+	transport.SRDAborted:      uapi.WCRemAbortErr,
+	transport.SRDBadDestQPN:   uapi.WCRemInvRDReqErr,
+	transport.SRDNotReady:     uapi.WCRNRRetryExcErr,
+	transport.SRDBadLength:    uapi.WCRemInvReqErr,
+	transport.SRDUnknownPeer:  uapi.WCRemOpErr,
+	transport.SRDBadStatus:    uapi.WCBadRespErr,
+	transport.SRDForgotten:    uapi.WCBadRespErr,
+	transport.SRDUnresponsive: uapi.WCRespTimeoutErr,
+	transport.SRDUnreachable:  uapi.WCRetryExcErr,
+}
+
+// conclude completes the requests of a flow that have ended, and lists the flow.
+func (s *srd) conclude(f *srdFlow) {
+	for _, r := range f.snd.Results() {
+		switch r.Status {
+		case transport.SRDNotReady:
+			s.qp.dev.counters.add(cntRNRRetryExceeded, 1)
+		case transport.SRDUnresponsive, transport.SRDUnreachable:
+			s.qp.dev.counters.add(cntRetryExceeded, 1)
+		}
+		w := s.requests[r.ID]
+		w.began, w.attempts = r.Began, r.Attempts
+		s.finish(r.ID, srdStatuses[r.Status])
+	}
+	switch {
+	case !f.snd.Idle():
+		s.list(f)
+	case len(s.flows) > fewFlows:
+		f.snd.Trim()
+	}
+}
+
+// finish completes a request.
+func (s *srd) finish(id uint32, status uapi.WCStatus) {
+	w := s.requests[id]
+	w.used = false
+	s.free = append(s.free, id)
+	s.qp.req.complete(&w.sendWQE, status)
+}
+
+// unknown handles a train for a queue pair that does not exist.
+func (s *srd) unknown(t *train) {
+	for i := range t.spans {
+		b := t.span(i)
+		k, err := roce.ParsePacket(b)
+		if err != nil || k.SRDETH() == nil || k.Flags&roce.FlagResponse != 0 {
+			continue
+		}
+		id := k.SRDETH().Value()
+		if at := int(id & (maxFlows - 1)); at < len(s.flows) && s.flows[at].id == id {
+			s.flows[at].snd.Refused(k.BTH().PSN(), transport.SRDBadDestQPN, 0)
+			s.conclude(s.flows[at])
+		}
+	}
+}
+
+// expire does the work that is due.
+func (s *srd) expire(now int64) {
+	if s.deadline == 0 || now < s.deadline {
+		return
+	}
+	s.deadline = 0
+	for _, f := range s.flows {
+		if d := f.snd.Deadline(); d == 0 {
+			continue
+		} else if now >= d {
+			f.snd.Expire(now)
+			s.conclude(f)
+		}
+		if d := f.snd.Deadline(); d != 0 && (s.deadline == 0 || d < s.deadline) {
+			s.deadline = d
+		}
+	}
+}
+
+// flush completes all requests in flight with a flush error, in the order of posting, and closes the flows.
+func (s *srd) flush() {
+	s.closeFlows()
+	var list []uint32
+	for id, w := range s.requests {
+		if w.used {
+			list = append(list, uint32(id))
+		}
+	}
+	slices.SortFunc(list, func(a, b uint32) int {
+		return cmp.Compare(int32(s.requests[a].number-s.requests[b].number), 0)
+	})
+	for _, id := range list {
+		s.finish(id, uapi.WCWRFlushErr)
+	}
+}
+
+// closeFlows ends all flows without completions.
+func (s *srd) closeFlows() {
+	for _, f := range s.flows {
+		f.snd.Fail(transport.SRDAborted)
+		f.snd.Results()
+		f.listed = false
+	}
+	clear(s.ready)
+	s.ready, s.deadline = s.ready[:0], 0
+	clear(s.replies)
+	s.replies = s.replies[:0]
+}
+
+// reset forgets everything.
+func (s *srd) reset() {
+	s.closeFlows()
+	s.requests, s.free = nil, nil
+	s.sources, s.due, s.refusals = nil, nil, nil
+	clear(s.bySource)
+	clear(s.byPeer)
+	s.flows = nil
+}

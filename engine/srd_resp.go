@@ -1,0 +1,374 @@
+package engine
+
+import (
+	"net/netip"
+	"slices"
+
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/link"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// receiveRequest handles a packet of the requester of a source.
+func (s *srd) receiveRequest(p *pass, k *packet) {
+	h := k.SRDETH()
+	now := s.qp.dev.tick()
+	if k.Opcode == roce.SRDFlowOpen {
+		s.accept(k, srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}, now)
+		return
+	}
+	src := s.sourceOf(k)
+	if src == nil {
+		s.qp.dev.counters.add(cntDropDuplicate, 1)
+		s.refuseUnknown(k, transport.SRDForgotten)
+		return
+	}
+	src.used, src.last = true, now
+	switch src.rcv.Arrive(k.psn) {
+	case transport.SRDOutside:
+		s.qp.dev.counters.add(cntDropGap, 1)
+		return
+	case transport.SRDAgain:
+		s.qp.dev.counters.add(cntDupReq, 1)
+		if k.Opcode != roce.SRDRDMAReadRequest {
+			s.owe(src)
+			return
+		}
+	}
+	switch status, executed := s.execute(p, k, src); {
+	case executed && k.Opcode == roce.SRDRDMAReadRequest:
+		if src.rcv.Arrive(k.psn) == transport.SRDNew {
+			src.rcv.Executed(k.psn)
+		}
+	case executed:
+		s.complete(src, k.psn)
+	case status != transport.SRDSuccess:
+		s.refuse(src.refusal(k.psn, status))
+	}
+}
+
+// complete notes that a packet was executed, perhaps twice, and that an acknowledgement is due.
+func (s *srd) complete(src *srdSource, psn roce.PSN) {
+	if src.rcv.Arrive(psn) == transport.SRDNew {
+		src.rcv.Executed(psn)
+	}
+	s.owe(src)
+}
+
+// sourceOf returns the source that a packet belongs to; nil if there is none.
+func (s *srd) sourceOf(k *packet) *srdSource {
+	h := k.SRDETH()
+	i := int(h.To() & (maxFlows - 1))
+	if i >= len(s.sources) {
+		return nil
+	}
+	src := s.sources[i]
+	if src.own != h.To() || src.srdOrigin != (srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}) {
+		return nil
+	}
+	return src
+}
+
+// owe notes that an acknowledgement is due.
+func (s *srd) owe(src *srdSource) {
+	if !src.due {
+		src.due = true
+		s.due = append(s.due, src)
+	}
+}
+
+// refusal returns the refusal of a packet of the source.
+func (src *srdSource) refusal(psn roce.PSN, status transport.SRDStatus) srdRefusal {
+	return srdRefusal{path: src.path, qpn: src.qpn, id: src.id, psn: psn, status: status}
+}
+
+// refuse notes that a refusal is due. Beyond a limit it is lost, and the packet comes again.
+func (s *srd) refuse(r srdRefusal) {
+	if len(s.refusals) < maxRefusals {
+		s.refusals = append(s.refusals, r)
+	}
+}
+
+// refuseUnknown refuses a packet that belongs to no source.
+func (s *srd) refuseUnknown(k *packet, status transport.SRDStatus) {
+	if len(s.refusals) >= maxRefusals {
+		return
+	}
+	if to := s.qp.dev.pathBack(k.dst, k.src); to != nil {
+		s.refuse(srdRefusal{path: to, qpn: k.DETH().SrcQPN(), id: k.SRDETH().Value(), psn: k.psn, status: status})
+	}
+}
+
+// pathBack returns a path from an address of the device; nil if the device does not have the address.
+func (d *Device) pathBack(from, to netip.Addr) *path {
+	for _, e := range d.at.Load().endpoints {
+		if e.addr == from {
+			return &path{from: e, dst: to}
+		}
+	}
+	return nil
+}
+
+// accept handles an Open. Until a packet of the flow comes, the source may be replaced.
+func (s *srd) accept(k *packet, from srdOrigin, now int64) {
+	src := s.bySource[from]
+	if src == nil {
+		back := s.qp.dev.pathBack(k.dst, k.src)
+		if back == nil {
+			return
+		}
+		if src = s.newSource(now); src == nil {
+			s.qp.dev.counters.add(cntDropStalled, 1)
+			return
+		}
+		src.srdOrigin, src.path = from, back
+		src.rcv.Begin(k.psn)
+		s.bySource[from] = src
+	}
+	src.last, src.accepts = now, true
+	s.owe(src)
+}
+
+// newSource returns a new source, or one that was not used for long. A source that was never used makes room for a new
+// one.
+func (s *srd) newSource(now int64) *srdSource {
+	if i := len(s.sources); i < maxFlows {
+		src := &srdSource{own: s.identifier(i)}
+		s.sources = append(s.sources, src)
+		return src
+	}
+	for range maxScan {
+		s.otherHand = (s.otherHand + 1) % len(s.sources)
+		if src := s.sources[s.otherHand]; !src.due && (!src.used || now-src.last > sourceIdle) {
+			delete(s.bySource, src.srdOrigin)
+			src = &srdSource{own: s.identifier(s.otherHand)} // a reply may refer to the old one
+			s.sources[s.otherHand] = src
+			return src
+		}
+	}
+	return nil
+}
+
+// execute executes a request. If it is not executed, status is the reason for a refusal, or SRDSuccess for none.
+func (s *srd) execute(p *pass, k *packet, src *srdSource) (status transport.SRDStatus, executed bool) {
+	switch k.Opcode {
+	case roce.SRDFlowSkip:
+		return 0, true
+	case roce.SRDSendOnly, roce.SRDSendOnlyWithImmediate:
+		status = s.executeSend(p, k)
+	case roce.SRDRDMAWriteOnly, roce.SRDRDMAWriteOnlyWithImmediate:
+		return s.executeWrite(p, k, src)
+	case roce.SRDRDMAReadRequest:
+		if status = s.checkRead(k); status == transport.SRDSuccess && len(s.replies) >= maxReplies {
+			return 0, false
+		}
+		if status == transport.SRDSuccess {
+			h := k.RETH()
+			s.replies = append(s.replies, srdReply{src, k.psn, h.VA(), h.RKey(), int(h.DMALen())})
+		}
+	default:
+		return 0, false
+	}
+	return status, status == transport.SRDSuccess
+}
+
+// takeReceive takes the receive of a message.
+func (s *srd) takeReceive(p *pass, k *packet) transport.SRDStatus {
+	switch s.qp.resp.takeRecvFor(p, k) {
+	case accepted:
+		return transport.SRDSuccess
+	case notReady:
+		s.qp.dev.counters.add(cntSndRNR, 1)
+		return transport.SRDNotReady
+	}
+	return transport.SRDBadStatus
+}
+
+func (s *srd) executeSend(p *pass, k *packet) transport.SRDStatus {
+	qp := s.qp
+	r := &qp.resp
+	if status := s.takeReceive(p, k); status != transport.SRDSuccess {
+		return status
+	}
+	if len(k.Payload) > r.wqe.Length {
+		return transport.SRDBadLength
+	}
+	s.settle(p)
+	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, k.Payload) || !p.settle(qp) {
+		return transport.SRDBadStatus
+	}
+	s.completeRecv(k, uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(len(k.Payload))})
+	return transport.SRDSuccess
+}
+
+// completeRecv completes the receive of a message.
+func (s *srd) completeRecv(k *packet, wc uapi.WC) {
+	qp := s.qp
+	wc.SrcQP = k.DETH().SrcQPN()
+	if d := qp.pd.destinations; d != nil {
+		wc.SLID = uint16(d.find(k.src))
+	}
+	if h := k.ImmDt(); h != nil {
+		copy(wc.Ex[:], h)
+		wc.WCFlags = uapi.WCFlags(uapi.IBVWCWithImm)
+	}
+	qp.resp.completeRecv(&wc, k.BTH().SolicitedEvent())
+}
+
+// knows reports whether the domain has an address handle of the requester, which RDMA requires.
+func (s *srd) knows(k *packet) bool {
+	d := s.qp.pd.destinations
+	return d == nil || d.find(k.src) != 0
+}
+
+// executeWrite stores the data of an RDMA WRITE later, together with the following, unless it takes a receive.
+func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status transport.SRDStatus, executed bool) {
+	qp, h, takes := s.qp, k.RETH(), k.Flags&roce.FlagCompletesReceive != 0
+	switch {
+	case !s.knows(k):
+		return transport.SRDUnknownPeer, false
+	case !qp.resp.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), len(k.Payload)):
+		return transport.SRDBadAddress, false
+	}
+	if takes {
+		if status := s.takeReceive(p, k); status != transport.SRDSuccess {
+			return status, false
+		}
+	}
+	if len(k.Payload) > 0 {
+		s.settleUnless(p, !takes && p.scatter.joins(scatterWrite, h.RKey(), h.VA()))
+		switch stores := p.storeAt(qp, scatterWrite, k.psn, h.RKey(), ib.AccessRemoteWrite, h.VA(), k.Payload); {
+		case stores && !takes:
+			s.storing = append(s.storing, srdStored{psn: k.psn, from: src})
+			return transport.SRDSuccess, false // see stored
+		case !stores || !p.settle(qp):
+			return transport.SRDBadAddress, false
+		}
+	}
+	if takes {
+		s.completeRecv(k, uapi.WC{Opcode: uapi.WCRecvRDMAWithImm, ByteLen: h.DMALen()})
+	}
+	return transport.SRDSuccess, true
+}
+
+// checkRead checks a READ request.
+func (s *srd) checkRead(k *packet) transport.SRDStatus {
+	h := k.RETH()
+	switch n := int(h.DMALen()); {
+	case !s.knows(k):
+		return transport.SRDUnknownPeer
+	case n > s.qp.mtu:
+		return transport.SRDBadLength
+	case !s.qp.resp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), n):
+		return transport.SRDBadAddress
+	}
+	return transport.SRDSuccess
+}
+
+// answer sends the answers that are due, as far as there is room.
+func (s *srd) answer(p *pass) {
+	s.answerAll(p)
+	s.read(p)
+	p.build.finish(&s.qp.egress)
+}
+
+func (s *srd) answerAll(p *pass) {
+	for len(s.due) > 0 {
+		src := s.due[0]
+		if !s.acknowledge(p, src) {
+			return
+		}
+		src.due = false
+		s.due = s.due[:copy(s.due, s.due[1:])]
+	}
+	for len(s.refusals) > 0 {
+		r := &s.refusals[0]
+		if b, _ := s.add(p, &ackPool, r.path, r.qpn, roce.FlowRefuse, r.psn, 0, r.id, uint32(r.status), 0); b.Data == nil {
+			return
+		}
+		s.refusals = s.refusals[:copy(s.refusals, s.refusals[1:])]
+	}
+	n := 0
+	for n < len(s.replies) && s.respond(p, &s.replies[n]) {
+		n++
+	}
+	s.replies = s.replies[:copy(s.replies, s.replies[n:])]
+}
+
+// acknowledge sends the Accept or the acknowledgement that is due. It returns false if there is no room.
+func (s *srd) acknowledge(p *pass, src *srdSource) bool {
+	if src.accepts {
+		b, _ := s.add(p, &ackPool, src.path, src.qpn, roce.FlowAccept, src.rcv.PSN(), 0, src.id, src.own, 0)
+		if b.Data == nil {
+			return false
+		}
+		if src.accepts = false; !src.used {
+			return true
+		}
+	}
+	n := src.rcv.Ack(&s.bitmap)
+	b, _ := s.add(p, &ackPool, src.path, src.qpn, roce.Acknowledge, src.rcv.PSN(), n, src.id, src.own, 0)
+	if b.Data == nil {
+		return false
+	}
+	copy(b.Payload, s.bitmap[:n])
+	return true
+}
+
+// respond sends a READ response. It returns false if there is no room.
+func (s *srd) respond(p *pass, y *srdReply) bool {
+	if len(s.reading) > 0 && !p.gather.continues(y.key, y.addr) {
+		s.read(p)
+	}
+	b, mark := s.add(p, &trainPool, y.to.path, y.to.qpn, roce.RDMAReadResponseOnly, y.psn, y.length, y.to.id, y.to.own,
+		y.addr)
+	if b.Data == nil {
+		return false
+	}
+	if y.length == 0 {
+		return true
+	}
+	s.reading = append(s.reading, srdRead{mark: mark, psn: y.psn, to: y.to})
+	s.reply = transport.Reply{Domain: s.qp.pd, Addr: y.addr, Key: y.key}
+	if !p.gather.addRemote(s.qp, &s.reply, b.Payload) {
+		s.unreadable(p)
+	}
+	return true
+}
+
+// refusesUnknown answers requests of SRD for a queue pair that does not exist, at most a few.
+func (d *Device) refusesUnknown(num uint32, a *link.Arrival, packets [][]byte) {
+	if !slices.Contains(d.traits.QPTypes, ib.QPTypeDriver) {
+		return
+	}
+	for _, data := range packets[:min(len(packets), maxUnknown)] {
+		k, err := roce.ParseBody(data)
+		if err != nil || k.SRDETH() == nil || k.Flags&roce.FlagResponse != 0 {
+			continue
+		}
+		back := d.pathBack(a.Dst, a.Src)
+		if back == nil {
+			return
+		}
+		var build builder
+		op := roce.SRDFlowRefuse
+		size := op.PacketLen(0)
+		build.start(&ackPool, back, k.DETH().SrcQPN(), size)
+		t := build.t
+		b := roce.NewPacket(build.add(size, op.HeaderLen(), 0), &roce.BTHFields{
+			Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: k.DETH().SrcQPN(), PSN: k.BTH().PSN(),
+		}, 0)
+		b.DETH().Encode(0, num)
+		b.SRDETH().Encode(k.SRDETH().Value(), uint32(transport.SRDBadDestQPN))
+		t.QP, t.SPort = num, roce.SourcePortUD(num)
+		if back.from.ready() && back.from.send(&t.Train) == nil {
+			d.counters.add(cntSentPkts, 1)
+		}
+		t.free()
+	}
+}
+
+// maxUnknown is the number of packets of one arrival that are answered.
+const maxUnknown = 8
