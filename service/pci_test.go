@@ -73,7 +73,7 @@ func TestEFALooksLikePCI(t *testing.T) {
 	if err != nil || len(links) != 2 {
 		t.Fatalf("Links: got %v and error %v, want two", links, err)
 	}
-	for i, want := range []string{"numa=-1,vendor=0x1d0f,device=0xefa0", "numa=0,vendor=0x1d0f,device=0xefa1"} {
+	for i, want := range []string{"numa=-1,vendor=0x1d0f,device=0xefa2", "numa=0,vendor=0x1d0f,device=0xefa1"} {
 		if !strings.Contains(links[i].PCI, want) || !strings.Contains(links[i].PCI, "driver=efa") {
 			t.Errorf("link %s: got %s, want %s and driver=efa", links[i].Name, links[i].PCI, want)
 		}

@@ -44,4 +44,4 @@ func (*Driver) QueueLimits(memory uint64) (work, completions int, err error) {
 }
 
 // PCI implements driver.PCIDriver. The identifiers are those of the real adapter, by which libraries recognise it.
-func (*Driver) PCI() string { return "auto,vendor=1d0f,device=efa0,driver=efa" }
+func (*Driver) PCI() string { return "auto,vendor=1d0f,device=efa2,driver=efa" }

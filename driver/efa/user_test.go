@@ -95,17 +95,21 @@ func udata[R any](p *program, cmd *R) *ib.Udata {
 	return u
 }
 
-// newProgram makes a device and a program with a queue pair in the state RTS.
-func newProgram(t testing.TB, net *simnet.Net, addr string) *program {
+// newProgram makes a device and a program with a queue pair of a type in the state RTS.
+func newProgram(t testing.TB, net *simnet.Net, addr string, typ ib.QPType, change ...func(*efa.Config)) *program {
 	t.Helper()
-	d, err := efa.New(efa.Config{
+	cfg := efa.Config{
 		Name: "efa0", Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
 		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Network: net, Logf: t.Logf,
-	})
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	d, err := efa.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{t: t, dev: d, areas: map[uint64][]byte{}, handles: map[*ib.AH]bool{}, buf: make([]byte, 1<<14)}
+	p := &program{t: t, dev: d, areas: map[uint64][]byte{}, handles: map[*ib.AH]bool{}, buf: make([]byte, 1<<18)}
 	core := ib.Core{}
 	p.check(core.Register(d.Handle()))
 	d.Handle().Wrap(func(drv ib.Driver) ib.Driver { p.userDriver = drv.(ib.UserContexter); return drv })
@@ -115,14 +119,15 @@ func newProgram(t testing.TB, net *simnet.Net, addr string) *program {
 	mem := umem.NewLocal()
 	p.addr, err = mem.Add(p.buf)
 	p.check(err)
-	p.mr, err = p.pd.RegMR(ib.MRInit{Space: mem, Addr: p.addr, Length: uint64(len(p.buf)), Access: ib.AccessLocalWrite})
+	p.mr, err = p.pd.RegMR(ib.MRInit{Space: mem, Addr: p.addr, Length: uint64(len(p.buf)),
+		Access: ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead})
 	p.check(err)
 	u := udata(p, &abi.CreateCQ{CQEntrySize: 32, NumSubCQs: 1})
 	p.cq, err = ibuser.CreateCQ(d.IB(), ib.CQInit{Entries: 16, Event: func(*ib.CQ, ib.EventType) {}}, u)
 	p.check(err)
 	cresp, _ := uapi.Decode[abi.CreateCQResp](u.Out[:u.N])
 	p.entries = p.mmap(cresp.QMmapKey)
-	p.qp, u, err = p.newQP(ib.QPTypeUD)
+	p.qp, u, err = p.newQP(typ)
 	p.check(err)
 	resp, _ := uapi.Decode[abi.CreateQPResp](u.Out[:u.N])
 	p.sq, p.rq, p.page = p.mmap(resp.LLQDescMmapKey), p.mmap(resp.RQMmapKey), p.mmap(resp.SQDBMmapKey)
@@ -190,6 +195,29 @@ func (p *program) send(id, ah uint16, qpn uint32, off, n int, change func(m *abi
 	slot := p.sq[int(p.sent)%depth*abi.TXWQESize:]
 	uapi.Encode(slot, &m)
 	uapi.Encode(slot[abi.TXWQEDataOffset:], &b)
+	p.post()
+}
+
+// rdma posts an RDMA request with one element.
+func (p *program) rdma(id, ah uint16, qpn uint32, op abi.SendOpType, off, n int, key uint32, addr uint64, imm bool) {
+	m := abi.TXMetaDesc{ReqID: id, Ctrl1: abi.IOTXMetaDescMetaDescMask | uint8(op),
+		Ctrl2:     abi.IOTXMetaDescFirstMask | abi.IOTXMetaDescLastMask | abi.IOTXMetaDescCompReqMask,
+		DestQPNum: uint16(qpn), Length: 1, AH: ah, QKey: qkey, ImmediateData: 7}
+	if imm {
+		m.Ctrl1 |= abi.IOTXMetaDescHasImmMask
+	}
+	at := p.addr + uint64(off)
+	slot := p.sq[int(p.sent)%depth*abi.TXWQESize:]
+	uapi.Encode(slot, &m)
+	uapi.Encode(slot[abi.TXWQEDataOffset:], &abi.RemoteMemAddr{Length: uint32(n), RKey: key, BufAddrLo: uint32(addr),
+		BufAddrHi: uint32(addr >> 32)})
+	uapi.Encode(slot[abi.TXWQEDataOffset+16:], &abi.TXBufDesc{Length: uint32(n), LKey: p.mr.LKey(),
+		BufAddrLo: uint32(at), BufAddrHi: uint32(at >> 32)})
+	p.post()
+}
+
+// post rings the doorbell of the send queue for one request.
+func (p *program) post() {
 	p.sent++
 	p.ring(0, p.sent)
 	ibuser.DriverSide(p.qp).(ib.UserQP).Doorbell(nil)
@@ -220,7 +248,7 @@ func (p *program) poll() (c abi.RXCDesc) {
 
 func newPrograms(t *testing.T) (a, b *program) {
 	net := simnet.New(simnet.Config{})
-	return newProgram(t, net, "10.0.0.1"), newProgram(t, net, "10.0.0.2")
+	return newProgram(t, net, "10.0.0.1", ib.QPTypeUD), newProgram(t, net, "10.0.0.2", ib.QPTypeUD)
 }
 
 // TestDatagrams sends datagrams between two programs, round their queues several times. The receiver gets the number of
@@ -339,7 +367,7 @@ func TestHostileDoorbell(t *testing.T) {
 // TestQPTypes tests that programs can make only the types that the adapter has.
 func TestQPTypes(t *testing.T) {
 	a, _ := newPrograms(t)
-	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, uapi.QPTDriver} {
+	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeXRCInit} {
 		if _, _, err := a.newQP(typ); !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("queue pair of type %v: got %v, want EOPNOTSUPP", typ, err)
 		}

@@ -48,6 +48,12 @@ func (q *completionQueue) Push(wc *uapi.WC) (ok bool) {
 			flags |= efa.IOCDescCommonHasImmMask
 		}
 		c.Flags = flags | efa.IORecvQueue<<1
+		if wc.Opcode == uapi.WCRecvRDMAWithImm {
+			c.Flags |= opType(efa.IORDMAWrite)
+			if q.size == entrySizeEx {
+				binary.NativeEndian.PutUint16(b[uapi.SizeOf[efa.RXCDesc]():], uint16(wc.ByteLen>>16))
+			}
+		}
 		r := efa.RXCDesc{
 			Common: c, Length: uint16(wc.ByteLen), AH: wc.SLID, SrcQPNum: uint16(wc.SrcQP), Imm: wc.Ex.Imm().Uint32(),
 		}
@@ -57,12 +63,21 @@ func (q *completionQueue) Push(wc *uapi.WC) (ok bool) {
 		uapi.Encode(b, &r)
 	} else {
 		c.Flags = flags | efa.IOSendQueue<<1
+		switch wc.Opcode {
+		case uapi.WCRDMAWrite:
+			c.Flags |= opType(efa.IORDMAWrite)
+		case uapi.WCRDMARead:
+			c.Flags |= opType(efa.IORDMARead)
+		}
 		uapi.Encode(b, &efa.TXCDesc{Common: c})
 	}
 	at := int(q.pushed&(q.slots-1)) * q.size
 	q.pushed++
 	return q.mem.publish(at, binary.NativeEndian.Uint32(b), b[4:])
 }
+
+// opType returns the flags of a completion for an operation.
+func opType(op efa.SendOpType) uint8 { return uint8(op) << 4 & efa.IOCDescCommonOpTypeMask }
 
 // Armed implements queue.Armer. The library increments the number of the event when it has read an event. A queue is
 // due for one event of each number. The arm bit of an earlier store may be lost: after it has read entries, the library

@@ -31,12 +31,15 @@ const (
 	sendDoorbell, recvDoorbell = 0, 64
 )
 
-// The identity of the adapter. The part is the first generation, which has no RDMA READ and WRITE.
+// The identity of the adapter. The part is the first generation with RDMA READ and WRITE.
 const (
 	vendorAmazon = 0x1d0f
-	partEFA0     = 0xefa0
-	hwVersion    = 0xefa0
+	partEFA2     = 0xefa2
+	hwVersion    = 0xefa2
 )
+
+// maxRDMASize is the longest RDMA READ or WRITE, in bytes.
+const maxRDMASize = 1 << 30
 
 // pages rounds a size up to whole pages.
 func pages(size int) int {
@@ -71,16 +74,18 @@ func slotsFor(n int) int { return 1 << bits.Len(uint(max(n, 1)-1)) }
 // Traits implements queue.Layout.
 func (Layout) Traits() queue.Traits {
 	return queue.Traits{
-		QPTypes:      []ib.QPType{ib.QPTypeUD},
+		QPTypes:      []ib.QPType{ib.QPTypeUD, ib.QPTypeDriver},
 		QPNumberBits: 16, QPSlotBits: 12, KeyBits: 24, AHBits: 16,
-		AddressGIDs: true, SharesAH: true, StoreDoorbells: true,
+		AddressGIDs: true, SharesAH: true, StoreDoorbells: true, AllRKeys: true, MaxRDMASize: maxRDMASize,
 		Attributes: attributes, Port: port,
 		Methods:   []ib.DriverMethod{queryMR},
 		RespondPD: func(u *ib.Udata) { respond(u, &efa.AllocPDResp{}) },
 		RespondDevice: func(a *ib.DeviceAttr, u *ib.Udata) {
 			respond(u, &efa.ExQueryDeviceResp{
 				MaxSQWR: uint32(a.MaxQPWR), MaxRQWR: uint32(a.MaxQPWR), MaxSQSGE: maxSGE, MaxRQSGE: maxSGE,
-				DeviceCaps: efa.QueryDeviceCapsCQNotifications,
+				MaxRDMASize: maxRDMASize,
+				DeviceCaps: efa.QueryDeviceCapsCQNotifications | efa.QueryDeviceCapsRNRRetry |
+					efa.QueryDeviceCapsRDMARead | efa.QueryDeviceCapsRDMAWrite,
 			})
 		},
 	}
@@ -88,7 +93,7 @@ func (Layout) Traits() queue.Traits {
 
 // attributes removes the capabilities that the adapter lacks. (efa_query_device)
 func attributes(a *ib.DeviceAttr) {
-	a.VendorID, a.VendorPartID, a.HWVer = vendorAmazon, partEFA0, hwVersion
+	a.VendorID, a.VendorPartID, a.HWVer = vendorAmazon, partEFA2, hwVersion
 	a.NodeType = ib.NodeUnspecified
 	a.DeviceCapFlags, a.ODP, a.AtomicCap = 0, ib.ODPCaps{}, ib.AtomicNone
 	a.MaxSGERd = efa.IOTXDescNumRDMABufs
@@ -193,6 +198,8 @@ func (p *program) CreateQP(typ ib.QPType, c *ib.QPCap, hasRecv bool, u *ib.Udata
 	switch {
 	case !hasRecv:
 		return fail("queue pair with a shared receive queue")
+	case typ == ib.QPTypeDriver && cmd.DriverQPType != efa.QPDriverTypeSRD:
+		return nil, nil, fmt.Errorf("queue pair of the driver's type %d: %w", cmd.DriverQPType, syscall.EOPNOTSUPP)
 	case cmd.CompMask != 0 || cmd.Flags != 0 || cmd.Reserved98 != [5]uint8{}:
 		return nil, nil, fmt.Errorf("queue pair with flags %#x: %w", cmd.Flags, syscall.EOPNOTSUPP)
 	case c.MaxSendWR&(c.MaxSendWR-1) != 0 || cmd.SQRingSize != c.MaxSendWR*slot:

@@ -184,6 +184,27 @@ func TestInline(t *testing.T) {
 	}
 }
 
+// TestRDMA tests the decoding of RDMA requests.
+func TestRDMA(t *testing.T) {
+	for _, c := range []struct {
+		ctrl uint8
+		want uapi.WROpcode
+	}{
+		{uint8(efa.IORDMARead), uapi.WRRDMARead},
+		{uint8(efa.IORDMAWrite), uapi.WRRDMAWrite},
+		{uint8(efa.IORDMAWrite) | efa.IOTXMetaDescHasImmMask, uapi.WRRDMAWriteWithImm},
+	} {
+		x := newPair(t, efa.TXWQESize, testCap)
+		remote := uapi.AppendTo(nil, &efa.RemoteMemAddr{Length: 100, RKey: 5, BufAddrLo: 6, BufAddrHi: 7})
+		x.postSend(efa.TXMetaDesc{Ctrl1: c.ctrl, Length: 1, AH: 9, QKey: 11}, append(remote, buf(1<<40|5, 100, 3)...), true)
+		w, found, ok := x.fetch(0)
+		if !found || !ok || w.Opcode != c.want || w.RKey != 5 || w.RemoteAddr != 7<<32|6 || w.AH != 9 || w.QKey != 11 ||
+			!slices.Equal(w.SGEs, []ib.SGE{{Addr: 1<<40 | 5, Length: 100, LKey: 3}}) || w.Length != 100 {
+			t.Errorf("control %#x: got %+v, %v, %v, want opcode %v", c.ctrl, w, found, ok, c.want)
+		}
+	}
+}
+
 // TestMalformedSend tests that a request that the adapter does not know has an opcode that the engine refuses.
 func TestMalformedSend(t *testing.T) {
 	for name, change := range map[string]func(m *efa.TXMetaDesc){
@@ -191,8 +212,20 @@ func TestMalformedSend(t *testing.T) {
 		"extension":     func(m *efa.TXMetaDesc) { m.Ctrl1 |= efa.IOTXMetaDescMetaExtensionMask },
 		"not the first": func(m *efa.TXMetaDesc) { m.Ctrl2 &^= efa.IOTXMetaDescFirstMask },
 		"not the last":  func(m *efa.TXMetaDesc) { m.Ctrl2 &^= efa.IOTXMetaDescLastMask },
-		"RDMA READ":     func(m *efa.TXMetaDesc) { m.Ctrl1 |= uint8(efa.IORDMARead) },
-		"operation 15":  func(m *efa.TXMetaDesc) { m.Ctrl1 |= efa.IOTXMetaDescOpTypeMask },
+		"RDMA READ with immediate": func(m *efa.TXMetaDesc) {
+			m.Ctrl1 |= uint8(efa.IORDMARead) | efa.IOTXMetaDescHasImmMask
+		},
+		"RDMA READ inline": func(m *efa.TXMetaDesc) {
+			m.Ctrl1 |= uint8(efa.IORDMARead) | efa.IOTXMetaDescInlineMsgMask
+		},
+		"RDMA WRITE inline": func(m *efa.TXMetaDesc) {
+			m.Ctrl1 |= uint8(efa.IORDMAWrite) | efa.IOTXMetaDescInlineMsgMask
+		},
+		"RDMA WRITE of 2 elements": func(m *efa.TXMetaDesc) {
+			m.Ctrl1 |= uint8(efa.IORDMAWrite)
+			m.Length = 2
+		},
+		"operation 15": func(m *efa.TXMetaDesc) { m.Ctrl1 |= efa.IOTXMetaDescOpTypeMask },
 	} {
 		x := newPair(t, efa.TXWQESize, testCap)
 		x.postSend(efa.TXMetaDesc{Length: 1}, buf(1, 2, 3), false)

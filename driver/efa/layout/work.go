@@ -105,6 +105,7 @@ func (q *sendQueue) Fetch(n int, w *queue.Send) (found, ok bool) {
 func (q *sendQueue) decode(w *queue.Send, b []byte) {
 	m, _ := uapi.Decode[efa.TXMetaDesc](b)
 	b = b[efa.TXWQEDataOffset:]
+	op := efa.SendOpType(m.Ctrl1 & efa.IOTXMetaDescOpTypeMask)
 	*w = queue.Send{
 		ID: uint64(m.ReqID), Opcode: opcodeOf(&m), SGEs: w.SGEs[:0], Inline: w.Inline[:0],
 		AH: uint32(m.AH), QPN: uint32(m.DestQPNum), QKey: m.QKey,
@@ -115,6 +116,12 @@ func (q *sendQueue) decode(w *queue.Send, b []byte) {
 	if m.Ctrl2&efa.IOTXMetaDescCompReqMask != 0 {
 		w.Flags = uapi.SendSignaled
 	}
+	most := uint32(maxSGE)
+	if op != efa.IOSend {
+		remote, _ := uapi.Decode[efa.RemoteMemAddr](b)
+		w.RemoteAddr, w.RKey = uint64(remote.BufAddrHi)<<32|uint64(remote.BufAddrLo), remote.RKey
+		b, most = b[uapi.SizeOf[efa.RemoteMemAddr]():], efa.IOTXDescNumRDMABufs
+	}
 	switch {
 	case w.Opcode == noOpcode:
 	case m.Ctrl1&efa.IOTXMetaDescInlineMsgMask != 0:
@@ -123,7 +130,11 @@ func (q *sendQueue) decode(w *queue.Send, b []byte) {
 		w.Inline = append(w.Inline, b[:min(uint32(m.Length), q.room)]...)
 	default:
 		w.NumSGE = uint32(m.Length)
-		for i := range min(w.NumSGE, q.sges, maxSGE) {
+		if op != efa.IOSend && w.NumSGE > most {
+			w.Opcode = noOpcode
+			return
+		}
+		for i := range min(w.NumSGE, q.sges, most) {
 			s, _ := uapi.Decode[efa.TXBufDesc](b[i*uint32(uapi.SizeOf[efa.TXBufDesc]()):])
 			w.SGEs = queue.AppendSGE(w.SGEs, ib.SGE{
 				Addr: uint64(s.BufAddrHi)<<32 | uint64(s.BufAddrLo), Length: s.Length, LKey: s.LKey & efa.IOTXBufDescLKeyMask,
@@ -137,13 +148,23 @@ func (q *sendQueue) decode(w *queue.Send, b []byte) {
 func opcodeOf(m *efa.TXMetaDesc) uapi.WROpcode {
 	const whole = efa.IOTXMetaDescFirstMask | efa.IOTXMetaDescLastMask
 	if m.Ctrl1&efa.IOTXMetaDescMetaDescMask == 0 || m.Ctrl1&efa.IOTXMetaDescMetaExtensionMask != 0 ||
-		m.Ctrl2&whole != whole || efa.SendOpType(m.Ctrl1&efa.IOTXMetaDescOpTypeMask) != efa.IOSend {
+		m.Ctrl2&whole != whole {
 		return noOpcode
 	}
-	if m.Ctrl1&efa.IOTXMetaDescHasImmMask != 0 {
+	imm, inline := m.Ctrl1&efa.IOTXMetaDescHasImmMask != 0, m.Ctrl1&efa.IOTXMetaDescInlineMsgMask != 0
+	switch op := efa.SendOpType(m.Ctrl1 & efa.IOTXMetaDescOpTypeMask); {
+	case op == efa.IOSend && imm:
 		return uapi.WRSendWithImm
+	case op == efa.IOSend:
+		return uapi.WRSend
+	case op == efa.IORDMAWrite && imm && !inline:
+		return uapi.WRRDMAWriteWithImm
+	case op == efa.IORDMAWrite && !inline:
+		return uapi.WRRDMAWrite
+	case op == efa.IORDMARead && !imm && !inline:
+		return uapi.WRRDMARead
 	}
-	return uapi.WRSend
+	return noOpcode
 }
 
 // recvQueue is a ring of struct efa_io_rx_desc. A request is one descriptor or several. The engine is the consumer.
