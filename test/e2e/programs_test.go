@@ -265,10 +265,11 @@ const libfabricCrash = "terminated with signal 11"
 
 // runLibfabric runs one exchange of fi_pingpong with a provider and an endpoint type, which are in how. runLibfabric
 // returns a description of the failure, and "" if there is none.
-func runLibfabric(a, b *testService, how []string, addr string) string {
+func runLibfabric(a, b *testService, how []string, addr string, env ...string) string {
 	a.t.Helper()
 	port := unusedTCPPort()
-	args := append([]string{"run", "--", "fi_pingpong", "-I", "10"}, how...)
+	args := append([]string{"run", "--", "env"}, env...)
+	args = append(append(args, "fi_pingpong", "-I", "10"), how...)
 	server := a.verbenaCommand(a.contextWithTimeout(60), append(args, "-B", port)...)
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said
