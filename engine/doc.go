@@ -63,6 +63,7 @@
 //	fastreg.go  regions of work requests, invalidation     rxe_mr.c
 //	mw.go       memory windows                             rxe_mw.c
 //	flush.go    FLUSH, ATOMIC WRITE                        in rxe_req.c, rxe_resp.c
+//	srd.go, srd_resp.go  scalable reliable datagrams (EFA)
 //	av.go       address vectors and handles                rxe_av.c
 //	gsi.go      general services
 //	mcast.go    multicast groups                           rxe_mcast.c
