@@ -324,7 +324,7 @@ func (r *Recorder) judgeCompletion(q *qpFacts, f *driver.FailedCompletion, both 
 		return r.judgeRule(ruleRows[f.Violation.Rule], q, x, FaultResponder)
 	}
 	switch f.Status {
-	case uapi.WCRetryExcErr:
+	case uapi.WCRetryExcErr, uapi.WCRespTimeoutErr:
 		return r.judgeTimeout(q, f, both)
 	case uapi.WCRNRRetryExcErr:
 		return r.judgeNotReady(q, f, both)

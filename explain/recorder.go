@@ -694,7 +694,7 @@ func describeCompletion(q *qpFacts, f *driver.FailedCompletion) string {
 	switch {
 	case f.Recv:
 		return s + fmt.Sprintf(": receive work request %d", f.WRID)
-	case f.Status == uapi.WCRetryExcErr:
+	case f.Status == uapi.WCRetryExcErr, f.Status == uapi.WCRespTimeoutErr:
 		return s + fmt.Sprintf(": PSN %d sent %s in %s without an answer", f.PSN, times(f.Attempts),
 			formatDuration(f.Time.Sub(f.Since)))
 	case f.Status == uapi.WCRNRRetryExcErr:
