@@ -125,6 +125,8 @@ type FailedCompletion struct {
 	Since    time.Time
 	// Foreign describes the answers with a PSN that this queue pair has never sent, from the moment PSN became the oldest.
 	Foreign ForeignPSN
+	// Acknowledged is set if the peer has acknowledged a packet of this connection before.
+	Acknowledged bool
 	// Timeout is the local ACK timeout of the connection.
 	Timeout time.Duration
 	// Violation is the violated rule of a request that failed locally.

@@ -62,6 +62,7 @@ func (qp *QP) observeSend(w *sendWQE, status uapi.WCStatus) {
 		var rnr int
 		f.PSN, f.Attempts, rnr, f.Since = qp.req.snd.Attempts()
 		f.Foreign.PSN, f.Foreign.N = qp.req.snd.Foreign()
+		f.Acknowledged = qp.req.snd.Progressed()
 		if qp.srd != nil {
 			f.Attempts, f.Since = w.attempts, time.Unix(0, w.began)
 			if w.began == 0 {
@@ -243,6 +244,18 @@ func (qp *QP) observeNAK(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	if qp.dev.observer == nil {
 		return
 	}
+	qp.observeNoted(psn, s, true, status)
+}
+
+// observeLoss reports a message of an unreliable connection that this end drops after its packet was accepted.
+func (qp *QP) observeLoss(psn roce.PSN, status uapi.WCStatus) {
+	if qp.dev.observer != nil {
+		qp.observeNoted(psn, 0, false, status)
+	}
+}
+
+// observeNoted reports a refused request with the rule that was noted for its PSN.
+func (qp *QP) observeNoted(psn roce.PSN, s roce.Syndrome, answered bool, status uapi.WCStatus) {
 	x := qp.resp.noted
 	qp.resp.noted = violated{}
 	late := x.psn != psn || x.Rule == driver.RuleUnknown
@@ -253,7 +266,7 @@ func (qp *QP) observeNAK(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 		}
 	}
 	qp.dev.observer.RequestRefused(driver.RefusedRequest{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: x.op, Late: late, Syndrome: s, Answered: true,
+		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: x.op, Late: late, Syndrome: s, Answered: answered,
 		Violation: x.Violation,
 	})
 }

@@ -345,3 +345,62 @@ func TestObserveForeign(t *testing.T) {
 		})
 	}
 }
+
+// TestObserveLossOnUC tests the report of a message on an unreliable connection for which the receive is too short.
+func TestObserveLossOnUC(t *testing.T) {
+	for _, length := range []int{64, 5000} {
+		eachNetwork(t, func(t *testing.T, s setup) {
+			o := &observed{}
+			s.typ, s.observer = ib.QPTypeUC, o
+			b := newBench(t, s)
+			b.connect(conn{})
+			b.b.recv(9, 0, 10)
+			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, length)})
+			b.a.expect(ib.WC{ID: 1})
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				o.mu.Lock()
+				n := len(o.refused)
+				o.mu.Unlock()
+				if n > 0 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("message that is longer than the receive: got no report")
+				}
+			}
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			r := o.refused[0]
+			if v := r.Violation; v.Rule != driver.RuleReceiveLength || v.Limit != 10 || v.Length < 64 || r.Answered || r.Late ||
+				r.QP.Num != b.b.qp.Num() {
+				t.Errorf("refused request: got %+v, want a receive of 10 bytes that is too short", r)
+			}
+		})
+	}
+}
+
+// TestObserveAcknowledged tests FailedCompletion.Acknowledged, with and without an earlier acknowledgement.
+func TestObserveAcknowledged(t *testing.T) {
+	for _, want := range []bool{false, true} {
+		eachNetwork(t, func(t *testing.T, s setup) {
+			o := &observed{}
+			s.observer = o
+			b := newBench(t, s)
+			b.connect(conn{timeout: 14, retry: 1})
+			if want {
+				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8),
+					RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+				b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
+			}
+			check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend})
+			b.a.expect(ib.WC{ID: 2, Status: ib.WCRetryExcErr})
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			i := slices.IndexFunc(o.failed, func(f driver.FailedCompletion) bool { return !f.Recv })
+			if i < 0 || o.failed[i].Acknowledged != want {
+				t.Errorf("failed completions: got %+v, want one with Acknowledged %t", o.failed, want)
+			}
+		})
+	}
+}

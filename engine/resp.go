@@ -165,6 +165,7 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 		qp.observeNAK(psn, s, status)
 		r.rcv.Refuse(s, psn)
 	case !own:
+		qp.observeLoss(psn, status)
 		r.rcv.AbandonRest()
 		return
 	}

@@ -677,6 +677,9 @@ func (s *Sender) Foreign() (psn roce.PSN, n int) {
 	return s.foreignAt, s.foreign
 }
 
+// Progressed reports whether the peer has acknowledged a packet since Begin.
+func (s *Sender) Progressed() bool { return s.una != s.first }
+
 // Verify compares what the sender counts with its requests in flight, and returns a contradiction. It is for tests.
 func (s *Sender) Verify() error {
 	f, place := &s.flight, s.Place()
