@@ -29,6 +29,7 @@ func cmdAttachMcast(c *call) error {
 	if err != nil {
 		return err
 	}
+	c.noteQP(req.QPHandle)
 	qp, err := lookup[*qpObject](c.f, req.QPHandle)
 	if err != nil {
 		return err
@@ -44,6 +45,7 @@ func cmdDetachMcast(c *call) error {
 	if err != nil {
 		return err
 	}
+	c.noteQP(req.QPHandle)
 	qp, err := lookup[*qpObject](c.f, req.QPHandle)
 	if err != nil {
 		return err

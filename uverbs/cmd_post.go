@@ -18,6 +18,7 @@ func cmdPostSend(c *call) error {
 	if err != nil {
 		return err
 	}
+	c.noteQP(req.QPHandle)
 	qp, err := lookup[*qpObject](c.f, req.QPHandle)
 	if err != nil {
 		return err
@@ -114,6 +115,7 @@ func cmdPostRecv(c *call) error {
 	if err != nil {
 		return err
 	}
+	c.noteQP(req.QPHandle)
 	qp, err := lookup[*qpObject](c.f, req.QPHandle)
 	if err != nil {
 		return err

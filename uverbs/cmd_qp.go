@@ -200,6 +200,7 @@ func cmdQueryQP(c *call) error {
 	if err != nil {
 		return err
 	}
+	c.noteQP(req.QPHandle)
 	qp, err := lookup[*qpObject](c.f, req.QPHandle)
 	if err != nil {
 		return err
@@ -330,6 +331,7 @@ func cmdExModifyQP(c *call) error {
 
 func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 	r := &req.Base
+	c.noteQP(r.QPHandle)
 	if bad := r.AttrMask &^ known; bad != 0 {
 		return fmt.Errorf("unknown attributes %#x: %w", uint32(bad), syscall.EOPNOTSUPP)
 	}
@@ -417,6 +419,7 @@ func cmdDestroyQP(c *call) error {
 	if err != nil {
 		return err
 	}
+	c.noteQP(req.QPHandle)
 	res, err := c.f.destroyObject(req.QPHandle, kindQP)
 	if err != nil {
 		return err

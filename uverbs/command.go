@@ -143,6 +143,26 @@ type call struct {
 	commit    func()        // called after the response has been delivered; may be nil
 	abort     func()        // called if delivery of the response has failed; may be nil
 	trace     *CommandTrace // nil if the command is not traced
+	qp        *qpObject     // the queue pair that the command concerns; nil if there is none. See noteQP
+}
+
+// QPError is the error of a command for a queue pair.
+type QPError struct {
+	Device string
+	Num    uint32
+	err    error
+}
+
+func (e *QPError) Error() string { return e.err.Error() }
+
+// Unwrap returns the error without the queue pair.
+func (e *QPError) Unwrap() error { return e.err }
+
+// noteQP notes the queue pair of the command for its error.
+func (c *call) noteQP(handle uint32) {
+	if o := c.f.objects.find(handle); o != nil {
+		c.qp, _ = o.res.(*qpObject)
+	}
 }
 
 // decodeRequest decodes the core's request. Missing fields at the end of the request are zero; additional data must be
@@ -201,7 +221,11 @@ func (c *call) run(cmd func(*call) error) error {
 	if c.f.contextState() == states.ContextClosed {
 		return errFileClosed
 	}
-	return cmd(c)
+	err := cmd(c)
+	if err != nil && c.qp != nil {
+		err = &QPError{c.f.dev.ib.Name(), c.qp.Num(), err}
+	}
+	return err
 }
 
 // finish delivers the response of a successful command. finish publishes new objects. If delivery fails, it destroys

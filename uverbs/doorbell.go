@@ -396,7 +396,8 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	rang := f.ringIfWanted(stallerOf(c), qp, canSend, &h)
 	runCallbacks(h)
 	if !rang {
-		return fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.Num(), qp.State(), syscall.EINVAL)
+		return &QPError{f.dev.ib.Name(), qp.Num(),
+			fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.Num(), qp.State(), syscall.EINVAL)}
 	}
 	return nil
 }

@@ -394,6 +394,7 @@ func (c *ioctlCall) destroy(id uapi.AttrID, k objectKind) (resource, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.noteQP(handle)
 	return c.f.destroyObject(handle, k)
 }
 
