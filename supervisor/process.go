@@ -152,6 +152,8 @@ func isOverflow(uid int) bool { return uid == overflowUID() }
 type opener struct {
 	*process
 	session         *Session
+	opened          *umem.Process // address space that opened the file; nil if unknown
+	execsBefore     uint32        // process.execs at that time
 	id              *identity
 	user            *quota.User
 	nativeDoorbells bool
@@ -164,6 +166,12 @@ func (o *opener) Account() *umem.Account { return o.acct }
 
 // IsAlive reports whether the process exists. It may not sleep.
 func (o *opener) IsAlive() bool { return o.isAlive() }
+
+// MemoryEnded reports whether the address space that opened the file has ended, and whether an execve(2) ended it. A
+// process that is being killed loses its address space before IsAlive reports its end. It may not sleep.
+func (o *opener) MemoryEnded() (ended, executed bool) {
+	return o.opened != nil && o.opened.SpaceGone(), o.execs.Load() != o.execsBefore
+}
 
 // SessionName returns the name of the session, as in Session.Name.
 func (o *opener) SessionName() string { return o.session.name }

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,7 @@ type process struct {
 	conn  syscall.RawConn // wraps pidfd for the runtime's poller
 	user  *quota.User     // user charged for the descriptors
 	acct  *umem.Account   // account for all address spaces of the process
+	execs atomic.Uint32   // number of execve(2) calls that have begun
 
 	// Under processTable.mu.
 	space  *umem.Process   // current address space, or nil if unknown
@@ -123,6 +125,7 @@ func (t *processTable) beginExec(tid uint32) (spaces []*umem.Process) {
 		if !p.hasThread(tid) {
 			continue
 		}
+		p.execs.Add(1)
 		kept := p.former[:0]
 		for _, s := range p.former {
 			if s.SpaceGone() {
