@@ -44,7 +44,8 @@ type ends struct {
 	t    *testing.T
 	a, b driver.QPRef
 
-	foreign int // answers with a foreign PSN to the failed work request
+	foreign      int  // answers with a foreign PSN to the failed work request
+	acknowledged bool // the peer has acknowledged packets before
 }
 
 func newEnds(t *testing.T, peer int) *ends {
@@ -81,7 +82,7 @@ func (e *ends) fail(status uapi.WCStatus, v driver.Violation) {
 		Time: after(4700 * time.Millisecond), QP: e.a, WRID: 5, Opcode: uapi.WRSend, Status: status, Length: 8192,
 		PSN: 4711, Attempts: 8,
 		Since: after(time.Second), Violation: v, Timeout: 67108864 * time.Nanosecond,
-		Foreign: driver.ForeignPSN{PSN: 9000, N: e.foreign},
+		Foreign: driver.ForeignPSN{PSN: 9000, N: e.foreign}, Acknowledged: e.acknowledged,
 	})
 }
 
@@ -120,7 +121,7 @@ func TestTimeout(t *testing.T) {
 			text: unanswered + "the peer's QP 18 has been in ERR since 3.7 s earlier (its program has modified it)"},
 		{name: "modified to ERR by another user", peer: 2, facts: func(e *ends) {
 			e.enter(e.b, time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByProgram})
-		}, row: "peer-in-error", fault: "the peer", hidden: "no-answer"},
+		}, row: "peer-in-error", fault: "the peer", hidden: "no-own-qp"},
 		{name: "destroyed", peer: 1, facts: func(e *ends) {
 			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
 		}, row: "peer-closed", fault: "the peer", text: unanswered + "the peer's QP 18 was destroyed 3.7 s earlier"},
@@ -132,7 +133,7 @@ func TestTimeout(t *testing.T) {
 		{name: "ended, of another user", peer: 2, facts: func(e *ends) {
 			e.b.Context.(*program).Ending = true
 			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
-		}, row: "peer-ended", fault: "the peer", hidden: "no-answer"},
+		}, row: "peer-ended", fault: "the peer", hidden: "no-own-qp"},
 		{name: "INIT", peer: 1, facts: func(e *ends) {
 			e.enter(e.b, 0, ib.QPInit, driver.StateCause{Reason: driver.ByProgram})
 		}, row: "peer-not-ready", fault: "the peer", text: unanswered + "the peer's QP 18 is in INIT"},
@@ -187,7 +188,7 @@ func TestTimeout(t *testing.T) {
 			e.a.DestQPN = 99
 			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1", Num: 99},
 				Source: here, Reason: driver.DropNoQP, Packets: 1})
-		}, row: "no-qp", fault: "this end"},
+		}, row: "no-qp", fault: "this end", hidden: "packets-lost"},
 		{name: "link of the peer down at first, and its QP destroyed later", peer: 1, facts: func(e *ends) {
 			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Down: "rxe1", Since: begin})
 			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Since: after(3 * time.Second)})
@@ -244,7 +245,22 @@ func TestTimeout(t *testing.T) {
 			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1",
 				Num: 99}, Source: here,
 				Reason: driver.DropNoQP, Packets: 1})
-		}, row: "no-qp", fault: "this end", text: unanswered + "10.0.0.2 has no QP 99"},
+		}, row: "no-qp", fault: "this end", text: unanswered + "10.0.0.2 has no QP 99", hidden: "no-own-qp"},
+		{name: "no QP any more", peer: 1, facts: func(e *ends) {
+			e.a.DestQPN, e.acknowledged = 99, true
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1",
+				Num: 99}, Source: here,
+				Reason: driver.DropNoQP, Packets: 1})
+		}, row: "no-qp-more", fault: "the peer", hidden: "no-answer-more",
+			text: unanswered + "10.0.0.2 has no QP 99 any more; the QP has acknowledged packets before"},
+		{name: "another host that has acknowledged packets", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Since: after(time.Second)})
+			e.acknowledged = true
+		}, row: "no-answer-more", fault: "unknown"},
+		{name: "service stopped", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Lost: ServiceStopped, Since: after(2 * time.Second)})
+		}, row: "service-stopped", fault: "injected",
+			text: unanswered + "the service was stopped at 12:00:02.000, and its devices with it"},
 		{name: "another host", peer: 1, facts: func(e *ends) {
 			e.SetDevice(DeviceState{Name: "rxe1", Since: after(time.Second)})
 		}, row: "no-answer", fault: "unknown", text: unanswered + "no answer from 10.0.0.2"},
@@ -356,6 +372,121 @@ func TestFlushed(t *testing.T) {
 		if got := e.last(1, false); got.Row != row || got.Flushed != 2 {
 			t.Errorf("flushed after %v: got %+v, want %s with 2 flushed work requests", reason, got, row)
 		}
+	}
+}
+
+// TestSourcesOfDrops tests that the cause of dropped packets names their sources, up to a limit.
+func TestSourcesOfDrops(t *testing.T) {
+	e := newEnds(t, 1)
+	for n := range 3 * maxSources {
+		for range 2 {
+			e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second), QP: e.b, Reason: driver.DropQKey, Packets: 1,
+				Source: netip.AddrFrom4([4]byte{10, 0, 1, byte(n)})})
+		}
+		got := e.last(1, false)
+		if want := fmt.Sprintf("10.0.1.%d ", n); strings.Contains(got.What, want) != (n < maxSources) {
+			t.Errorf("cause after source %d: got %s, want %s in it: %t", n, got.What, want, n < maxSources)
+		}
+		if want := n >= maxSources; strings.Contains(got.What, " and others dropped") != want || got.Count != 2*(n+1) {
+			t.Errorf("cause after source %d: got %s, want others in it: %t", n, &got, want)
+		}
+	}
+}
+
+// TestNumbersOfOthersAreHidden tests that the causes of a user do not depend on the queue pairs of other users.
+func TestNumbersOfOthersAreHidden(t *testing.T) {
+	var want string
+	for name, facts := range map[string]func(e *ends){
+		"no queue pair": func(e *ends) {
+			e.enter(e.b, 0, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+			e.forgetQP(e.qps[qpKey{"rxe1", 18}])
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1", Num: 18},
+				Source: here, Reason: driver.DropNoQP, Packets: 1})
+		},
+		"destroyed": func(e *ends) { e.enter(e.b, 0, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy}) },
+		"connected": func(e *ends) {
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: e.b, Source: here,
+				Reason: driver.DropSource, Packets: 1})
+		},
+		"in RESET": func(e *ends) { e.enter(e.b, 0, ib.QPReset, driver.StateCause{}) },
+		"in ERR":   func(e *ends) { e.enter(e.b, 0, ib.QPErr, driver.StateCause{Reason: driver.ByProgram}) },
+		"of another type": func(e *ends) {
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: e.b, Source: here,
+				Reason: driver.DropService, Packets: 1})
+		},
+		"that loses packets": func(e *ends) {
+			e.impair("rxe1", 18, 2*time.Second, link.Impairment{Kind: link.Dropped, Packets: 8})
+		},
+	} {
+		e := newEnds(t, 2)
+		facts(e)
+		e.fail(uapi.WCRetryExcErr, driver.Violation{})
+		got := e.last(1, false)
+		got.ID = 0
+		if text := fmt.Sprintf("%+v", got); want == "" {
+			want = text
+		} else if text != want {
+			t.Errorf("cause with a queue pair of another user that is %s: got\n%s, want the same as another\n%s", name, text, want)
+		}
+	}
+}
+
+// TestDestroyedAreRemembered tests that one user does not make the Recorder forget queue pairs and keys of another.
+func TestDestroyedAreRemembered(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		churn func(e *ends, who ib.UserContext, n uint32)
+		row   string
+	}{
+		{"queue pairs of another user", func(e *ends, who ib.UserContext, n uint32) {
+			e.a.Context.(*program).User = quota.ID{UID: 3}
+			qp := driver.QPRef{Device: "rxe0", Num: n, Context: who}
+			e.StateChanged(driver.StateChange{Time: begin, QP: qp, To: ib.QPRTS})
+			e.StateChanged(driver.StateChange{Time: begin, QP: qp, Cause: driver.StateCause{Reason: driver.ByDestroy}})
+		}, "peer-closed"},
+		{"queue pairs of the user that were never connected", func(e *ends, who ib.UserContext, n uint32) {
+			qp := driver.QPRef{Device: "rxe0", Num: n, Context: e.b.Context}
+			e.StateChanged(driver.StateChange{Time: begin, QP: qp, To: ib.QPInit})
+			e.StateChanged(driver.StateChange{Time: begin, QP: qp, Cause: driver.StateCause{Reason: driver.ByDestroy}})
+		}, "peer-closed"},
+		{"keys of another user", func(e *ends, who ib.UserContext, n uint32) {
+			e.KeyEnded(driver.EndedKey{Device: "rxe0", Context: who, Key: n, Time: begin})
+		}, "peer-closed"},
+		{"more queue pairs of the user than are remembered", func(e *ends, who ib.UserContext, n uint32) {
+			qp := driver.QPRef{Device: "rxe0", Num: n, Context: e.b.Context}
+			e.StateChanged(driver.StateChange{Time: begin, QP: qp, To: ib.QPRTS})
+			e.StateChanged(driver.StateChange{Time: begin, QP: qp, Cause: driver.StateCause{Reason: driver.ByDestroy}})
+		}, "no-answer-more"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newEnds(t, 1)
+			e.cfg.Limits.Total, e.cfg.Limits.Destroyed, e.cfg.Limits.Keys = 60, 50, 50
+			other := &program{Program: Program{User: quota.ID{UID: 3}, PID: 300}}
+			e.KeyEnded(driver.EndedKey{Device: "rxe1", Context: e.b.Context, Key: 5, Time: begin})
+			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+			for n := range uint32(1000) {
+				c.churn(e, other, 100+n)
+			}
+			if e.past > 60 {
+				t.Errorf("remembered queue pairs and keys: got %d, want at most 60", e.past)
+			}
+			if _, ok := e.users[quota.ID{UID: 1}].ended[regionKey{"rxe1", 5}]; !ok {
+				t.Errorf("key of the user: got none, want it remembered")
+			}
+			e.a.Context.(*program).User = quota.ID{UID: 1}
+			e.acknowledged = true
+			e.fail(uapi.WCRetryExcErr, driver.Violation{})
+			if got := e.last(1, true); got.Row != c.row {
+				t.Errorf("cause: got %s, want %s", got.Row, c.row)
+			}
+			n := 0
+			for _, u := range e.users {
+				n += u.past()
+			}
+			if n != e.past {
+				t.Errorf("remembered queue pairs and keys: got %d, want the sum of all users, %d", e.past, n)
+			}
+		})
 	}
 }
 
@@ -558,11 +689,13 @@ func TestEndedKey(t *testing.T) {
 	})
 	t.Run("bounded", func(t *testing.T) {
 		e := newEnds(t, 1)
-		for i := range 3 * maxEnded {
+		limit := e.cfg.Limits.Keys
+		for i := range 3 * limit {
 			e.KeyEnded(driver.EndedKey{Device: "rxe1", Context: e.b.Context, Key: uint32(i), Time: begin})
 		}
-		if len(e.ended) != maxEnded || len(e.endings) != maxEnded {
-			t.Errorf("remembered keys: got %d and %d, want %d", len(e.ended), len(e.endings), maxEnded)
+		u := e.users[quota.ID{UID: 1}]
+		if len(u.ended) != limit || u.keys.len() != limit || cap(u.keys.items) > 4*limit || e.past != limit {
+			t.Errorf("remembered keys: got %d and %d of %d, want %d", len(u.ended), u.keys.len(), cap(u.keys.items), limit)
 		}
 	})
 }
@@ -595,6 +728,10 @@ func TestDeviceLost(t *testing.T) {
 			t.Errorf("causes of user %d: got %+v, want one device-lost", uid, list)
 		}
 	}
+	e.SetDevice(DeviceState{Name: "rxe1", Lost: ServiceStopped, Since: after(time.Second), Programs: []Program{two}})
+	if got := e.last(2, false); got.Row != "service-stopped" || got.What != "device rxe1 lost" {
+		t.Errorf("device lost with its service: got %+v, want service-stopped", got)
+	}
 	e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Since: after(2 * time.Second)})
 	e.a.State = ib.QPErr
 	e.enter(e.a, time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByDevice})
@@ -622,7 +759,12 @@ func TestDatagramToNoQP(t *testing.T) {
 				e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second), QP: driver.QPRef{Device: "rxe1", Num: 99},
 					Source: here, Reason: driver.DropNoQP, Packets: 2, SourceQP: c.from})
 			}
-			list := e.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == 1 }})
+			for _, uid := range []int{1, 2} {
+				if list := e.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == uid }}); len(list) != 0 {
+					t.Errorf("causes for user %d, who must not learn which queue pairs exist: got %+v", uid, list)
+				}
+			}
+			list := e.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == 1 }, All: true})
 			if len(list) != c.want || c.want == 1 && (list[0].Row != "datagram-no-qp" || list[0].Count != 6) {
 				t.Errorf("causes: got %+v, want %d datagram-no-qp of 6 packets", list, c.want)
 			}
@@ -632,14 +774,19 @@ func TestDatagramToNoQP(t *testing.T) {
 
 // TestMemoryOfEndedProcess tests that the end of a process explains that its memory cannot be accessed.
 func TestMemoryOfEndedProcess(t *testing.T) {
-	for alive, row := range map[bool]string{true: "memory", false: "memory-ended"} {
+	for life, row := range map[Life]string{Running: "memory", Ended: "memory-ended", Executed: "memory-executed"} {
 		e := newEnds(t, 1)
-		e.cfg.Alive = func(c ib.UserContext) bool { return alive || c != e.b.Context }
+		e.cfg.Life = func(c ib.UserContext) Life {
+			if c == e.b.Context {
+				return life
+			}
+			return Running
+		}
 		e.RequestRefused(driver.RefusedRequest{Time: after(4 * time.Second), QP: e.b, PSN: 4711, Answered: true,
 			Syndrome: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleMemory}})
 		e.fail(uapi.WCRemAccessErr, driver.Violation{})
 		if got := e.last(1, false); got.Row != row || got.Fault != "the peer" {
-			t.Errorf("process alive: %v: got %s at %s, want %s at the peer", alive, got.Row, got.Fault, row)
+			t.Errorf("life of the process %v: got %s at %s, want %s at the peer", life, got.Row, got.Fault, row)
 		}
 	}
 }

@@ -249,16 +249,32 @@ var keyEnds = [driver.NumKeyEnds]string{
 // and took away, is its doing.
 func (r *Recorder) judgeRule(row string, owner *qpFacts, x *values, self Fault) verdict {
 	if row == ruleRows[driver.RuleKey] && owner != nil {
-		k, ok := r.ended[regionKey{owner.ref.Device, x.v.Key}]
-		if ok && k.program.User == owner.program.User && k.program.PID == owner.program.PID && !k.at.After(x.at) {
+		k, ok := r.endedKey(owner, x.v.Key)
+		if ok && k.program.PID == owner.program.PID && !k.at.After(x.at) {
 			x.since, x.reason = k.at, keyEnds[k.how]
 			row = "key-ended"
 		}
 	}
-	if row == ruleRows[driver.RuleMemory] && owner != nil && r.cfg.Alive != nil && !r.cfg.Alive(owner.ref.Context) {
-		row, x.owner = "memory-ended", owner
+	if row == ruleRows[driver.RuleMemory] && owner != nil && r.cfg.Life != nil {
+		x.owner = owner
+		switch r.cfg.Life(owner.ref.Context) {
+		case Ended:
+			row = "memory-ended"
+		case Executed:
+			row = "memory-executed"
+		}
 	}
 	return judge(row, x, self)
+}
+
+// endedKey returns a key that the user of a queue pair had.
+func (r *Recorder) endedKey(owner *qpFacts, key uint32) (endedKey, bool) {
+	u := r.users[owner.program.User]
+	if u == nil {
+		return endedKey{}, false
+	}
+	k, ok := u.ended[regionKey{owner.ref.Device, key}]
+	return k, ok
 }
 
 // portRow returns the row for a port that is down: row, or another row if the interface is down.
@@ -290,12 +306,24 @@ func (r *Recorder) judgeUnsent(q *qpFacts, f *driver.UnsentPackets) verdict {
 	return judge("not-sent", x, FaultRequester)
 }
 
+// lossRow returns the row for a lost device, or another row if the service was stopped.
+func lossRow(row, loss string) string {
+	switch row {
+	case "device-lost", "device-error", "context-ended", "peer-device", "peer-device-was":
+		if loss == ServiceStopped {
+			return "service-stopped"
+		}
+	}
+	return row
+}
+
 // judgeFlush judges the first flushed work request of a queue pair that has no earlier cause.
 func (r *Recorder) judgeFlush(q *qpFacts, f *driver.FailedCompletion) verdict {
 	x := &values{q: q, at: f.Time, since: q.changed}
 	row := "failed-before"
-	if d := r.devices[q.ref.Device]; d != nil && d.loss != "" {
-		x.device, x.reason = d.Name, d.loss
+	lost := r.devices[q.ref.Device]
+	if lost != nil && lost.loss != "" {
+		x.device, x.reason = lost.Name, lost.loss
 	}
 	switch q.cause.Reason {
 	case driver.ByProgram:
@@ -311,6 +339,9 @@ func (r *Recorder) judgeFlush(q *qpFacts, f *driver.FailedCompletion) verdict {
 		row = "queue-memory"
 	case driver.ByCQ:
 		row = "cq-overrun"
+	}
+	if row = lossRow(row, x.reason); row == "service-stopped" {
+		x.since = lost.lostAt
 	}
 	return judge(row, x, FaultRequester)
 }
@@ -340,22 +371,24 @@ func (r *Recorder) judgeCompletion(q *qpFacts, f *driver.FailedCompletion, both 
 	return d
 }
 
-// peerOf returns the device and the facts of the other end. peer is nil if it is unknown or hidden.
-func (r *Recorder) peerOf(q *qpFacts, both bool) (d *deviceFacts, peer *qpFacts, hidden bool) {
+// peerOf returns the device and the facts of the other end. peer is nil if no queue pair has its number, or if it
+// belongs to another user and both is false. A user must not learn the difference: no other fact that a user sees may
+// depend on the queue pairs of other users.
+func (r *Recorder) peerOf(q *qpFacts, both bool) (d *deviceFacts, peer *qpFacts) {
 	if d = r.byAddr[q.ref.Peer]; d == nil {
-		return nil, nil, false
+		return nil, nil
 	}
 	peer = r.qps[qpKey{d.Name, q.ref.DestQPN}]
 	if peer != nil && !both && peer.program.User != q.program.User {
-		return d, nil, true
+		return d, nil
 	}
-	return d, peer, false
+	return d, peer
 }
 
 // judgeNAK judges a work request that the peer has refused.
 func (r *Recorder) judgeNAK(q *qpFacts, f *driver.FailedCompletion, both bool) verdict {
 	x := &values{q: q, at: f.Time}
-	_, peer, _ := r.peerOf(q, both)
+	_, peer := r.peerOf(q, both)
 	if peer == nil || peer.evidence == nil || !peer.refusal.Answered || peer.refusal.PSN != f.PSN ||
 		peer.refusal.Time.Before(f.Since) {
 		return judge("peer-refused", x, FaultRequester)
@@ -378,7 +411,7 @@ func (r *Recorder) judgeNAK(q *qpFacts, f *driver.FailedCompletion, both bool) v
 func (r *Recorder) judgeNotReady(q *qpFacts, f *driver.FailedCompletion, both bool) verdict {
 	x := &values{q: q, at: f.Time, since: f.Since, count: f.Attempts}
 	// A fault rule of this service is not a fact about another user.
-	if _, peer, _ := r.peerOf(q, true); peer != nil && peer.evidence != nil {
+	if _, peer := r.peerOf(q, true); peer != nil && peer.evidence != nil {
 		if peer.refusal.Violation.Rule == driver.RuleInjected && !peer.refusal.Time.Before(f.Since) {
 			return judge("rnr-injected", x, FaultRequester)
 		}
@@ -397,19 +430,19 @@ func (r *Recorder) judgeTimeout(q *qpFacts, f *driver.FailedCompletion, both boo
 		x.since, x.port = d.Since, d.Down
 		return judge(portRow("port-down", d), x, FaultRequester)
 	}
-	d, peer, hidden := r.peerOf(q, both)
+	d, peer := r.peerOf(q, both)
 	switch {
 	case d != nil && d.Lost != "":
 		x.since, x.device, x.reason = d.Since, d.Name, d.Lost
-		return judge("peer-device", x, FaultRequester)
+		return judge(lossRow("peer-device", d.Lost), x, FaultRequester)
 	case d != nil && d.Down != "":
 		x.since, x.device, x.port = d.Since, d.Name, d.Down
 		return judge(portRow("peer-port-down", d), x, FaultRequester)
 	case d != nil && recent(d.lostAt) && (peer == nil || peer.gone || peer.ref.State == ib.QPErr):
 		x.since, x.device, x.reason = d.lostAt, d.Name, d.loss
-		return judge("peer-device-was", x, FaultRequester)
+		return judge(lossRow("peer-device-was", d.loss), x, FaultRequester)
 	}
-	if v, ok := r.judgeArrival(q, peer, d, hidden, f, x); ok {
+	if v, ok := r.judgeArrival(q, peer, d, both, f, x); ok {
 		return v
 	}
 	// The earliest fact decides: later ones did not prevent the first answer.
@@ -441,13 +474,23 @@ func (r *Recorder) judgeTimeout(q *qpFacts, f *driver.FailedCompletion, both boo
 	case peer != nil:
 		x.peer = peer
 		return judge("no-answer-here", x, FaultRequester)
+	case d != nil && !f.Acknowledged && !both:
+		return judge("no-own-qp", x, FaultRequester)
 	}
-	return judge("no-answer", x, FaultRequester)
+	return judge(presentRow("no-answer", f), x, FaultRequester)
+}
+
+// presentRow returns the row for a peer that does not answer, or row-more if it has acknowledged packets before.
+func presentRow(row string, f *driver.FailedCompletion) string {
+	if f.Acknowledged {
+		return row + "-more"
+	}
+	return row
 }
 
 // judgeArrival judges a work request without an answer by packets that have arrived all the same: at a queue pair that
 // drops them, at none, or at this end with PSNs that it has never sent. ok is false if no such packet is known.
-func (r *Recorder) judgeArrival(q, peer *qpFacts, d *deviceFacts, hidden bool, f *driver.FailedCompletion, x *values) (
+func (r *Recorder) judgeArrival(q, peer *qpFacts, d *deviceFacts, both bool, f *driver.FailedCompletion, x *values) (
 	v verdict, ok bool) {
 	y := *x
 	y.since = time.Time{}
@@ -455,10 +498,10 @@ func (r *Recorder) judgeArrival(q, peer *qpFacts, d *deviceFacts, hidden bool, f
 		y.count, y.number = f.Foreign.N, uint32(f.Foreign.PSN)
 		return judge("psn-mismatch", &y, FaultRequester), true
 	}
-	if d != nil && peer == nil && !hidden {
+	if d != nil && peer == nil && both {
 		no, found := r.noQP[qpKey{d.Name, q.ref.DestQPN}]
 		if found && !no.Time.Before(f.Since) && no.Source == q.ref.Local {
-			return judge("no-qp", &y, FaultRequester), true
+			return judge(presentRow("no-qp", f), &y, FaultRequester), true
 		}
 	}
 	if peer == nil || peer.evidence == nil || peer.drop.Time.Before(f.Since) || peer.drop.Source != q.ref.Local {
@@ -549,7 +592,7 @@ func (r *Recorder) judgePeer(peer *qpFacts, f *driver.FailedCompletion, x *value
 		if d := r.devices[peer.ref.Device]; d != nil && d.loss != "" {
 			y.reason = d.loss
 		}
-		return judge("peer-device-was", &y, FaultRequester), true
+		return judge(lossRow("peer-device-was", y.reason), &y, FaultRequester), true
 	case peer.left.state == ib.QPErr:
 		y.peerWhy = peer.left.cause.String()
 		v := peer.evidence

@@ -1,9 +1,11 @@
 package explain
 
 import (
+	"container/list"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,12 +18,17 @@ import (
 	"verbena/uapi"
 )
 
-// Limits bounds the memory of a Recorder. A cause takes up to 1 KB, and a queue pair up to 1.5 KB after its
-// first failure and 300 bytes before.
+// Limits bounds the memory of a Recorder. A cause takes up to 1 KB, an ended key 100 bytes, and a queue pair up to
+// 1.5 KB after its first failure and 350 bytes before. Each limit is one of a user, except Users and Total.
 type Limits struct {
-	Causes int // causes of one user; 0 means 1000
-	QPs    int // queue pairs of one user, with destroyed ones; 0 means 4096
-	Users  int // 0 means 256. The causes of the user whose latest cause is the oldest are discarded
+	Causes    int // 0 means 1000
+	QPs       int // queue pairs that exist; 0 means 65536
+	Destroyed int // destroyed queue pairs that had begun to receive; 0 means 4096. A quarter applies to others
+	Keys      int // ended keys; 0 means 4096
+	Users     int // 0 means 256. The causes of the user whose latest cause is the oldest are discarded
+	// Total limits the destroyed queue pairs and ended keys of all users together; 0 means 65536. Beyond it, the user with
+	// the most of them loses the oldest ones.
+	Total int
 }
 
 // Program is the program of a queue pair or a call.
@@ -34,13 +41,23 @@ type Program struct {
 	Ending bool
 }
 
+// Life is the state of a process after it has opened a device.
+type Life uint8
+
+// The following constants are the states. Running also stands for an unknown state.
+const (
+	Running  Life = iota
+	Ended         // the process has ended
+	Executed      // the process has executed another program (execve(2)), and the address space has ended
+)
+
 // Config configures a Recorder.
 type Config struct {
 	Limits Limits
 	// Program returns the program of a context. The Recorder ignores queue pairs without a program. It must not sleep.
 	Program func(ib.UserContext) (Program, bool)
-	// Alive, if not nil, reports whether the process of a context exists. It must not sleep.
-	Alive func(ib.UserContext) bool
+	// Life, if not nil, returns the state of the process of a context. It must not sleep.
+	Life func(ib.UserContext) Life
 	// Found, if not nil, is called with each new cause, in the form for its user. The Recorder is locked: Found must not
 	// call it, and must not sleep.
 	Found func(*qpinfo.Cause)
@@ -57,15 +74,15 @@ type Recorder struct {
 	devices map[string]*deviceFacts
 	byAddr  map[netip.Addr]*deviceFacts
 	noQP    map[qpKey]driver.DroppedPackets // latest packets to a number that no queue pair has; at most maxNoQP
-	ended   map[regionKey]endedKey          // the latest keys that were taken away
-	endings []regionKey                     // a ring of the keys of ended once it is full
-	oldest  int                             // index of the oldest in a full ring
+	past    int                             // destroyed queue pairs and ended keys of all users
 
-	rejections map[netip.AddrPort]rejection // by the address of the rejected end; at most maxNoQP
+	rejections map[netip.AddrPort]RejectedRequest // by the address of the requester; at most maxRejections
 }
 
-// maxNoQP bounds Recorder.noQP, because any host can send such packets.
-const maxNoQP = 256
+const (
+	maxNoQP       = 256  // any host can send such packets
+	maxRejections = 1024 // each explains the failure of the requester, which follows
+)
 
 // New returns an empty Recorder.
 func New(cfg Config) *Recorder {
@@ -75,12 +92,14 @@ func New(cfg Config) *Recorder {
 		}
 	}
 	def(&cfg.Limits.Causes, 1000)
-	def(&cfg.Limits.QPs, 4096)
+	def(&cfg.Limits.QPs, 65536)
+	def(&cfg.Limits.Destroyed, 4096)
+	def(&cfg.Limits.Keys, 4096)
 	def(&cfg.Limits.Users, 256)
+	def(&cfg.Limits.Total, 65536)
 	return &Recorder{cfg: cfg, users: map[quota.ID]*userCauses{}, qps: map[qpKey]*qpFacts{},
 		devices: map[string]*deviceFacts{}, byAddr: map[netip.Addr]*deviceFacts{}, noQP: map[qpKey]driver.DroppedPackets{},
-		ended:      map[regionKey]endedKey{},
-		rejections: map[netip.AddrPort]rejection{}}
+		rejections: map[netip.AddrPort]RejectedRequest{}}
 }
 
 var _ driver.Observer = (*Recorder)(nil)
@@ -103,9 +122,6 @@ type endedKey struct {
 	how     driver.KeyEnd
 }
 
-// maxEnded bounds Recorder.ended.
-const maxEnded = 4096
-
 // KeyEnded implements driver.Observer.
 func (r *Recorder) KeyEnded(f driver.EndedKey) {
 	r.mu.Lock()
@@ -114,32 +130,133 @@ func (r *Recorder) KeyEnded(f driver.EndedKey) {
 	if !ok || p.Ending {
 		return
 	}
-	k := regionKey{f.Device, f.Key}
-	if _, ok := r.ended[k]; !ok {
-		if len(r.endings) < maxEnded {
-			r.endings = append(r.endings, k)
-		} else {
-			delete(r.ended, r.endings[r.oldest])
-			r.endings[r.oldest] = k
-			r.oldest = (r.oldest + 1) % maxEnded
-		}
+	u := r.user(p.User)
+	if u.ended == nil {
+		u.ended = map[regionKey]endedKey{}
 	}
-	r.ended[k] = endedKey{p, f.Time, f.How}
+	k := regionKey{f.Device, f.Key}
+	if _, ok := u.ended[k]; !ok {
+		u.keys.push(k)
+		r.past++
+	}
+	u.ended[k] = endedKey{p, f.Time, f.How}
+	r.limitPast(u)
 }
 
 // userCauses are the causes and queue pairs of a user.
 type userCauses struct {
-	causes  []*entry   // a ring once it is full
-	next    int        // index of the oldest cause in a full ring
-	qps     []*qpFacts // in order of their creation
+	causes  []*entry // a ring once it is full
+	next    int      // index of the oldest cause in a full ring
 	latest  time.Time
-	refused *entry // latest refused call
+	refused *entry     // latest refused call
+	unready []*qpFacts // queue pairs with an unready.id
+
+	// The following lists are in the order in which their elements were added.
+	qps    list.List       // *qpFacts of queue pairs that exist
+	gone   fifo[*qpFacts]  // destroyed ones that had begun to receive
+	unused fifo[*qpFacts]  // destroyed ones that never had
+	keys   fifo[regionKey] // keys of ended
+	ended  map[regionKey]endedKey
+}
+
+// past returns the number of the user's destroyed queue pairs and ended keys.
+func (u *userCauses) past() int { return u.gone.len() + u.unused.len() + u.keys.len() }
+
+// fifo is a queue.
+type fifo[T any] struct {
+	items []T
+	head  int // index of the oldest; the items before it are zero
+}
+
+func (f *fifo[T]) len() int { return len(f.items) - f.head }
+
+func (f *fifo[T]) push(x T) {
+	if len(f.items) == cap(f.items) && f.head > len(f.items)/2 {
+		n := copy(f.items, f.items[f.head:])
+		clear(f.items[n:])
+		f.items, f.head = f.items[:n], 0
+	}
+	f.items = append(f.items, x)
+}
+
+// pop removes the oldest item. The queue must not be empty.
+func (f *fifo[T]) pop() T {
+	var zero T
+	x := f.items[f.head]
+	f.items[f.head] = zero
+	f.head++
+	return x
+}
+
+// retire moves a destroyed queue pair from the existing ones to the past ones.
+//
+//verbena:held mu
+func (r *Recorder) retire(q *qpFacts) {
+	if q.elem == nil {
+		return
+	}
+	u := r.user(q.program.User)
+	u.qps.Remove(q.elem)
+	q.elem = nil
+	if q.starts > 0 {
+		u.gone.push(q)
+	} else {
+		u.unused.push(q)
+	}
+	r.past++
+	r.limitPast(u)
+}
+
+// limitPast discards the oldest destroyed queue pairs and ended keys beyond the limits. u is the user who got one more.
+//
+//verbena:held mu
+func (r *Recorder) limitPast(u *userCauses) {
+	switch l := &r.cfg.Limits; {
+	case u.gone.len() > l.Destroyed:
+		r.forgetDestroyed(&u.gone)
+	case u.unused.len() > max(1, l.Destroyed/4):
+		r.forgetDestroyed(&u.unused)
+	case u.keys.len() > l.Keys:
+		r.forgetKey(u)
+	}
+	for r.past > r.cfg.Limits.Total {
+		most := u
+		for _, x := range r.users {
+			if x.past() > most.past() {
+				most = x
+			}
+		}
+		switch n := most.keys.len(); {
+		case most.unused.len() > 0:
+			r.forgetDestroyed(&most.unused)
+		case n > most.gone.len():
+			r.forgetKey(most)
+		default:
+			r.forgetDestroyed(&most.gone)
+		}
+	}
+}
+
+//verbena:held mu
+func (r *Recorder) forgetDestroyed(f *fifo[*qpFacts]) {
+	r.forgetQP(f.pop())
+	r.past--
+}
+
+//verbena:held mu
+func (r *Recorder) forgetKey(u *userCauses) {
+	delete(u.ended, u.keys.pop())
+	r.past--
 }
 
 // entry is a cause in the form for its user, and for a user who sees both ends.
 type entry struct {
-	own  qpinfo.Cause
-	full *qpinfo.Cause // nil: equal to own
+	own    qpinfo.Cause
+	full   *qpinfo.Cause // nil: equal to own
+	hidden bool          // only for users who see both ends
+
+	sources []netip.Addr // sources of dropped packets, at most maxSources
+	more    bool         // there were other sources
 }
 
 // qpFacts are the latest facts of a queue pair.
@@ -150,8 +267,9 @@ type qpFacts struct {
 	cause   driver.StateCause
 	gone    bool
 	left    departure
-	ready   time.Time // when it began to receive, the last time
-	starts  int       // times that it has begun to receive
+	ready   time.Time     // when it began to receive, the last time
+	starts  int           // times that it has begun to receive
+	elem    *list.Element // in userCauses.qps; nil after it was destroyed
 	*evidence
 }
 
@@ -181,10 +299,8 @@ func (q *qpFacts) noteState(s *driver.StateChange) {
 // evidence are the failures of a queue pair. A zero Time means that there was none.
 type evidence struct {
 	refusal  driver.RefusedRequest
-	notReady struct {
-		first time.Time
-		n     int
-	}
+	waiting  unready
+	waitsFor *qpFacts // the responder that has no receive for this queue pair; nil if waiting.id of it is 0
 	drop     driver.DroppedPackets
 	unsent   driver.UnsentPackets
 	impaired []ImpairedPackets // the latest, the oldest first; at most maxImpaired
@@ -201,6 +317,7 @@ type deviceFacts struct {
 	// The port was down from downAt to upAt because of down; upAt is zero while it is.
 	down         string
 	downAt, upAt time.Time
+	messages     []ImpairedPackets // impaired messages of the connection manager, the oldest first; at most maxMessages
 }
 
 // wasDown reports whether the port was down at a time.
@@ -240,7 +357,7 @@ func (r *Recorder) SetDevice(s DeviceState) {
 			d.Since = old.Since
 		}
 		d.loss, d.lostAt = old.loss, old.lostAt
-		d.down, d.downAt, d.upAt = old.down, old.downAt, old.upAt
+		d.down, d.downAt, d.upAt, d.messages = old.down, old.downAt, old.upAt, old.messages
 		if s.Down == "" && old.Down != "" {
 			d.upAt = s.Since
 		}
@@ -260,8 +377,11 @@ func (r *Recorder) SetDevice(s DeviceState) {
 	}
 }
 
-// Removed is the state DeviceState.Lost of a device that no longer exists.
-const Removed = "removed"
+// Values of DeviceState.Lost.
+const (
+	Removed        = "removed"                  // the device no longer exists
+	ServiceStopped = "stopped with the service" // the service is ending
+)
 
 // maxDevices is the number of devices from which on removed ones are discarded.
 const maxDevices = 1024
@@ -293,7 +413,7 @@ func (r *Recorder) deviceLost(d *deviceFacts) {
 			continue
 		}
 		told[p] = true
-		v := judge("device-lost", &values{device: d.Name, reason: d.loss, since: d.lostAt}, FaultRequester)
+		v := judge(lossRow("device-lost", d.loss), &values{device: d.Name, reason: d.loss, since: d.lostAt}, FaultRequester)
 		r.add(p, qpinfo.Cause{
 			Time: d.lostAt, Row: v.row.Name, What: "device " + d.Name + " lost", Why: v.why, Clause: v.clause, Fault: v.fault,
 			Remedy: v.remedy, Since: v.since, Device: d.Name,
@@ -315,11 +435,10 @@ func (r *Recorder) facts(ref driver.QPRef) *qpFacts {
 		}
 		q = &qpFacts{ref: ref, program: p}
 		u := r.user(p.User)
-		if len(u.qps) >= r.cfg.Limits.QPs {
-			r.forgetQP(u.qps[0])
-			u.qps = append(u.qps[:0], u.qps[1:]...)
+		if u.qps.Len() >= r.cfg.Limits.QPs {
+			r.forgetQP(u.qps.Remove(u.qps.Front()).(*qpFacts))
 		}
-		u.qps = append(u.qps, q)
+		q.elem = u.qps.PushBack(q)
 		r.qps[k] = q
 	}
 	if !ref.Peer.IsValid() {
@@ -370,9 +489,15 @@ func (r *Recorder) forgetUser() {
 			oldest, found = id, u
 		}
 	}
-	for _, q := range found.qps {
-		r.forgetQP(q)
+	for e := found.qps.Front(); e != nil; e = e.Next() {
+		r.forgetQP(e.Value.(*qpFacts))
 	}
+	for _, f := range []*fifo[*qpFacts]{&found.gone, &found.unused} {
+		for f.len() > 0 {
+			r.forgetDestroyed(f)
+		}
+	}
+	r.past -= found.keys.len()
 	delete(r.users, oldest)
 }
 
@@ -380,9 +505,16 @@ func (r *Recorder) forgetUser() {
 //
 //verbena:held mu
 func (r *Recorder) forgetQP(q *qpFacts) {
+	q.elem = nil
 	if k := (qpKey{q.ref.Device, q.ref.Num}); r.qps[k] == q {
 		delete(r.qps, k)
 	}
+}
+
+// identify sets the fields of a cause that describe its program.
+func identify(c *qpinfo.Cause, p Program, id uint64) {
+	c.ID, c.Count = id, 1
+	c.PID, c.Process, c.Session, c.UID, c.Container = p.PID, p.Name, p.Session, p.User.UID, p.User.Container
 }
 
 // add adds a cause.
@@ -390,14 +522,26 @@ func (r *Recorder) forgetQP(q *qpFacts) {
 //verbena:held mu
 func (r *Recorder) add(p Program, own qpinfo.Cause, full *qpinfo.Cause) *entry {
 	r.last++
-	identify := func(c *qpinfo.Cause) {
-		c.ID, c.Count = r.last, 1
-		c.PID, c.Process, c.Session, c.UID, c.Container = p.PID, p.Name, p.Session, p.User.UID, p.User.Container
+	e := r.addAs(p, own, full, r.last)
+	r.report(e)
+	return e
+}
+
+// report calls Config.Found.
+func (r *Recorder) report(e *entry) {
+	if r.cfg.Found != nil {
+		r.cfg.Found(&e.own)
 	}
-	identify(&own)
+}
+
+// addAs adds a cause with a number, and does not report it.
+//
+//verbena:held mu
+func (r *Recorder) addAs(p Program, own qpinfo.Cause, full *qpinfo.Cause, id uint64) *entry {
+	identify(&own, p, id)
 	e := &entry{own: own, full: full}
 	if full != nil {
-		identify(full)
+		identify(full, p, id)
 	}
 	u := r.user(p.User)
 	u.latest = own.Time
@@ -406,9 +550,6 @@ func (r *Recorder) add(p Program, own qpinfo.Cause, full *qpinfo.Cause) *entry {
 	} else {
 		u.causes[u.next] = e
 		u.next = (u.next + 1) % len(u.causes)
-	}
-	if r.cfg.Found != nil {
-		r.cfg.Found(&e.own)
 	}
 	return e
 }
@@ -440,12 +581,22 @@ func (r *Recorder) addFor(q *qpFacts, at time.Time, what string, found, alone ve
 	}
 	e := r.add(q.program, own, full)
 	if once {
-		if v.byRow == nil {
-			v.byRow = map[string]*entry{}
-		}
-		v.byRow[found.row.Name] = e
+		q.addByRow(e)
 	}
 	return e
+}
+
+// addByRow makes further failures of the same row count for a cause.
+func (q *qpFacts) addByRow(e *entry) {
+	v := q.failures()
+	if v.byRow == nil {
+		v.byRow = map[string]*entry{}
+	}
+	row := e.own.Row
+	if e.full != nil {
+		row = e.full.Row
+	}
+	v.byRow[row] = e
 }
 
 // newCause returns a cause of the queue pair.
@@ -468,11 +619,17 @@ func (r *Recorder) StateChanged(s driver.StateChange) {
 	if q == nil {
 		return
 	}
-	q.noteState(&s)
+	switch q.noteState(&s); {
+	case s.Cause.Reason == driver.BySend && s.Cause.Status == uapi.WCRNRRetryExcErr:
+		r.ready(q.responder()) // the failed completion has a cause
+	case q.gone || !receives(s.To):
+		r.endWaiting(q, s.Time)
+	}
 	if q.gone {
 		if p, ok := r.program(s.QP.Context); ok {
 			q.program.Ending = p.Ending
 		}
+		r.retire(q)
 	}
 	if q.evidence != nil && (s.To == ib.QPReset || s.To == ib.QPInit) && !q.gone {
 		q.evidence = nil // a new connection
@@ -490,10 +647,7 @@ func (r *Recorder) RequestRefused(f driver.RefusedRequest) {
 	v := q.failures()
 	v.refusal = f
 	if f.Answered && f.Syndrome.IsRNR() {
-		if v.notReady.n == 0 || f.Time.Sub(v.notReady.first) > notReadyWindow {
-			v.notReady.first, v.notReady.n = f.Time, 0
-		}
-		v.notReady.n++
+		r.notReady(q, &f)
 		return
 	}
 	if e := q.byRowOf(q.refusalRow(&f)); e != nil && !f.Answered { // a peer may send many of them
@@ -502,16 +656,13 @@ func (r *Recorder) RequestRefused(f driver.RefusedRequest) {
 	}
 	found := r.judgeRefusal(q, &f)
 	if !f.Answered {
-		what := fmt.Sprintf("QP %d: %s dropped, PSN %d", q.ref.Num, f.Opcode, f.PSN)
+		what := fmt.Sprintf("QP %d: %s dropped, PSN %d", q.ref.Num, describeRequest(&f), f.PSN)
 		r.addFor(q, f.Time, what, found, found, true)
 		return
 	}
 	what := fmt.Sprintf("QP %d refused a request of its peer: %s, PSN %d", q.ref.Num, describeRequest(&f), f.PSN)
 	v.primary, v.why = r.addFor(q, f.Time, what, found, found, false), found.why
 }
-
-// notReadyWindow is the time after which RNR NAKs are counted anew.
-const notReadyWindow = time.Minute
 
 // describeRequest names a refused request. The responder knows no opcode if it has accepted the packet before.
 func describeRequest(f *driver.RefusedRequest) string {
@@ -547,15 +698,53 @@ func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
 	}
 	if e := q.byRowOf(dropRows[f.Reason]); e != nil { // a peer may send many of them
 		e.count(f.Packets, 0)
+		e.addSource(&f)
 		return
 	}
-	what := fmt.Sprintf("QP %d: packet from %s dropped: %s, PSN %d", q.ref.Num, f.Source, f.Opcode, f.PSN)
 	found := judge(dropRows[f.Reason], &values{q: q, device: q.ref.Device}, FaultResponder)
-	e := r.addFor(q, f.Time, what, found, found, true)
+	e := r.addFor(q, f.Time, describeDrop(&f, f.Source.String()), found, found, true)
 	e.count(f.Packets-1, 0)
+	e.addSource(&f)
 }
 
-// datagramToNoQP adds a cause for the sender of a datagram, which learns nothing otherwise.
+// maxSources is the number of sources of dropped packets that a cause names.
+const maxSources = 8
+
+// describeDrop returns the text of dropped packets.
+func describeDrop(f *driver.DroppedPackets, sources string) string {
+	return fmt.Sprintf("QP %d: packet from %s dropped: %s, PSN %d", f.QP.Num, sources, f.Opcode, f.PSN)
+}
+
+// addSource adds the source of dropped packets to the text of their cause.
+func (e *entry) addSource(f *driver.DroppedPackets) {
+	if e.more || slices.Contains(e.sources, f.Source) {
+		return
+	}
+	if e.more = len(e.sources) == maxSources; !e.more {
+		e.sources = append(e.sources, f.Source)
+	}
+	if len(e.sources) == 1 {
+		return
+	}
+	var b strings.Builder
+	for i, a := range e.sources {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(a.String())
+	}
+	if e.more {
+		b.WriteString(" and others")
+	}
+	for _, c := range []*qpinfo.Cause{&e.own, e.full} {
+		if c != nil {
+			c.What = describeDrop(f, b.String())
+		}
+	}
+}
+
+// datagramToNoQP adds a cause for the sender of a datagram, which learns nothing otherwise. The cause is only for users
+// who see both ends: others would learn which queue pairs exist.
 //
 //verbena:held mu
 func (r *Recorder) datagramToNoQP(f *driver.DroppedPackets) {
@@ -575,7 +764,11 @@ func (r *Recorder) datagramToNoQP(f *driver.DroppedPackets) {
 	found := judge("datagram-no-qp", x, FaultRequester)
 	what := fmt.Sprintf("QP %d: datagram to QP %d of %s dropped: %s, PSN %d", q.ref.Num, f.QP.Num, f.QP.Device, f.Opcode,
 		f.PSN)
-	r.addFor(q, f.Time, what, found, found, true).count(f.Packets-1, 0)
+	e := r.addAs(q.program, q.newCause(f.Time, what, found), nil, r.last+1)
+	r.last++
+	e.hidden = true
+	e.count(f.Packets-1, 0)
+	q.addByRow(e)
 }
 
 // byRowOf returns the cause of a row that counts repetitions, or nil.
@@ -614,19 +807,32 @@ type ImpairedPackets struct {
 // maxImpaired bounds evidence.impaired. A request without an answer is sent 8 times at most.
 const maxImpaired = 32
 
+// maxMessages bounds deviceFacts.messages.
+const maxMessages = 64
+
+// managerQPN is the number of the queue pair of the connection manager (IBA 3.9.3).
+const managerQPN = 1
+
 // PacketsImpaired reports packets that fault rules, or the shape of a link, have impaired.
 func (r *Recorder) PacketsImpaired(f ImpairedPackets) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q := r.qps[qpKey{f.Device, f.QP}]
-	if q == nil {
+	if d := r.devices[f.Device]; d != nil && f.QP == managerQPN {
+		d.messages = appendLimited(d.messages, f, maxMessages)
 		return
 	}
-	v := q.failures()
-	if len(v.impaired) == maxImpaired {
-		v.impaired = slices.Delete(v.impaired, 0, maxImpaired/2)
+	if q := r.qps[qpKey{f.Device, f.QP}]; q != nil {
+		v := q.failures()
+		v.impaired = appendLimited(v.impaired, f, maxImpaired)
 	}
-	v.impaired = append(v.impaired, f)
+}
+
+// appendLimited appends to a list, which loses its older half first if it has limit items.
+func appendLimited(list []ImpairedPackets, f ImpairedPackets, limit int) []ImpairedPackets {
+	if len(list) >= limit {
+		list = slices.Delete(list, 0, limit/2)
+	}
+	return append(list, f)
 }
 
 // TraceQueue implements driver.Observer. The Recorder traces no queue.
@@ -685,6 +891,9 @@ func (r *Recorder) CompletionFailed(f driver.FailedCompletion) {
 		return
 	}
 	found, alone := r.judgeCompletion(q, &f, true), r.judgeCompletion(q, &f, false)
+	if f.Status == uapi.WCRNRRetryExcErr {
+		r.ready(q.responder())
+	}
 	v.primary, v.why = r.addFor(q, f.Time, what, found, alone, false), alone.why
 }
 
@@ -709,9 +918,12 @@ func describeCompletion(q *qpFacts, f *driver.FailedCompletion) string {
 // Query selects causes.
 type Query struct {
 	// Sees reports whether the asking user may see the causes of a user. All is set for a user who sees both ends.
-	Sees    func(quota.ID) bool
-	All     bool
-	Last    int    // at most so many, the latest; 0 means no limit
+	Sees func(quota.ID) bool
+	All  bool
+	Last int       // at most so many, the latest; 0 means no limit
+	Now  time.Time // the time, for causes that last; if it is zero, they are omitted
+	// Pending are connection requests without an answer at the time Now. They have the event ConnectionUnreachable.
+	Pending []FailedConnection
 	QP      uint32 // only of this queue pair; 0 means any
 	Session string // only of this session; "" means any
 }
@@ -721,17 +933,35 @@ func (r *Recorder) Causes(q Query) []qpinfo.Cause {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := []qpinfo.Cause{}
+	add := func(c *qpinfo.Cause) {
+		if (q.QP == 0 || c.QP == q.QP) && (q.Session == "" || c.Session == q.Session) {
+			list = append(list, *c)
+		}
+	}
 	for id, u := range r.users {
 		if !q.Sees(id) {
 			continue
 		}
 		for _, e := range u.causes {
-			c := &e.own
-			if q.All && e.full != nil {
-				c = e.full
+			switch {
+			case e.hidden && !q.All:
+			case q.All && e.full != nil:
+				add(e.full)
+			default:
+				add(&e.own)
 			}
-			if (q.QP == 0 || c.QP == q.QP) && (q.Session == "" || c.Session == q.Session) {
-				list = append(list, *c)
+		}
+	}
+	if !q.Now.IsZero() {
+		for _, c := range r.lasting(&q) {
+			add(&c)
+		}
+		for i := range q.Pending {
+			if f := &q.Pending[i]; q.Sees(f.Program.User) {
+				c, _ := r.judgeConnection(f)
+				identify(&c, f.Program, r.last+1+uint64(i))
+				c.Lasting = true
+				add(&c)
 			}
 		}
 	}

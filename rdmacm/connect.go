@@ -112,7 +112,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: low24Bits(p.QPN),
 	}
 	m.conns.add(c)
-	id.conn, id.param, id.state, id.begun = c, p, idConnected, true
+	id.conn, id.param, id.state, id.begun, id.asked = c, p, idConnected, true, m.cfg.Clock.Now()
 	req := &msg.REQ{
 		LocalCommID: c.local, ServiceID: msg.MakeServiceID(id.opts.Space, id.dst.Port()), LocalCAGUID: c.agent.guid,
 		LocalQPN: c.localQPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
@@ -158,7 +158,7 @@ func (id *ID) Accept(p Param, user []byte) error {
 	defer m.mu.Unlock()
 	err := m.accept(id, p, user)
 	if err != nil {
-		_ = m.reject(id, msg.ReasonConsumer, nil)
+		_ = m.reject(id, msg.ReasonConsumer, nil, RejectedByError)
 	}
 	return err
 }
@@ -205,7 +205,7 @@ func (id *ID) Complete() error {
 	defer m.mu.Unlock()
 	err := m.complete(id)
 	if err != nil {
-		_ = m.reject(id, msg.ReasonConsumer, nil)
+		_ = m.reject(id, msg.ReasonConsumer, nil, RejectedByError)
 	}
 	return err
 }
@@ -232,12 +232,15 @@ func (m *Manager) complete(id *ID) error {
 func (id *ID) Reject(reason msg.RejectReason, user []byte) error {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
-	return id.m.reject(id, reason, user)
+	return id.m.reject(id, reason, user, RejectedByOwner)
 }
 
 //verbena:held mu
-func (m *Manager) reject(id *ID, reason msg.RejectReason, user []byte) error {
+func (m *Manager) reject(id *ID, reason msg.RejectReason, user []byte, why RejectionCause) error {
 	if s := id.service; s != nil && s.asked {
+		if !s.sent {
+			m.reportRejection(id, id.dst, why)
+		}
 		return m.replySIDR(id, msg.SIDRRejected, Param{}, user)
 	}
 	c := id.conn
@@ -251,6 +254,9 @@ func (m *Manager) reject(id *ID, reason msg.RejectReason, user []byte) error {
 	do, ok := c.Call(conn.SendREJ, 0)
 	if !ok {
 		return id.newStateError("reject")
+	}
+	if id.request {
+		m.reportRejection(id, id.dst, why)
 	}
 	do.Send = 0
 	m.sendAndStoreMessage(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason,

@@ -47,6 +47,8 @@ type Options struct {
 	// shortly after a listener was destroyed waits for the next listener. If Listens is nil, the request is
 	// rejected. Listens must not sleep, nor call the manager.
 	Listens func() bool
+	// Owner identifies the owner in reports of rejections, also for the requests of a listener. See Manager.OnRejection.
+	Owner any
 	// Event is called for the events of the ID, one at a time. Event must not sleep for long, because all IDs share
 	// a goroutine.
 	Event func(*ID, Event)
@@ -78,8 +80,10 @@ type ID struct {
 	class     uint8 // traffic class of packets: tos at the resolution of the route, or that of the request
 	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT, if ackSet is true
 	ackSet    bool
-	begun     bool // a request was sent or received, or the ID listens on its device (cm_id.ib is set)
-	backlog   int  // for a listener, number of requests that are not accepted yet
+	asked     time.Time // when Connect was called
+	request   bool      // a peer has requested the connection
+	begun     bool      // a request was sent or received, or the ID listens on its device (cm_id.ib is set)
+	backlog   int       // for a listener, number of requests that are not accepted yet
 	pending   int
 	listener  *ID // for a request, its listener until the request is accepted or rejected
 	conn      *connection
@@ -170,7 +174,7 @@ func (m *Manager) destroy(id *ID) {
 	if id.state == idListening && id.opts.Listens != nil {
 		m.recordFormerListener(id)
 	}
-	m.releaseDevice(id)
+	m.releaseDevice(id, RejectedByDestroy)
 	m.leaveBacklog(id)
 	m.ports.removeOwner(id)
 	delete(m.ids, id)
@@ -202,19 +206,25 @@ func (m *Manager) recordFormerListener(id *ID) {
 
 const maxFormerListeners = 1024
 
-// releaseDevice ends the ID's use of its device and of the network.
+// releaseDevice ends the ID's use of its device and of the network. why is the cause of a rejection.
 //
 //verbena:held mu
-func (m *Manager) releaseDevice(id *ID) {
+func (m *Manager) releaseDevice(id *ID, why RejectionCause) {
 	id.groups = nil
 	if c := id.conn; c != nil {
 		id.detachConnection()
 		if d, ok := c.Call(conn.Drop, m.cfg.Retries); ok {
+			if id.request && d.Send == msg.AttrREJ {
+				m.reportRejection(id, id.dst, why)
+			}
 			m.applyActions(c, d)
 		}
 		if c.State == conn.Timewait || c.State == conn.Refused {
 			m.limitEndedConnections(c)
 		}
+	}
+	if s := id.service; s != nil && s.asked && !s.sent {
+		m.reportRejection(id, id.dst, why)
 	}
 	m.endServiceRequests(id)
 }
@@ -506,9 +516,11 @@ type View struct {
 	MTU          ib.MTU
 	TrafficClass uint8
 	FlowLabel    uint32
-	Routed       bool   // the route is known
-	State        uint8  // enum rdma_cm_state
-	QPN          uint32 // number of the owner's queue pair, after Connect or Accept; 0 if unknown
+	Routed       bool      // the route is known
+	State        uint8     // enum rdma_cm_state
+	Asked        time.Time // when Connect was called; zero if it was not
+	Unanswered   bool      // the peer has not answered the request of Connect yet
+	QPN          uint32    // number of the owner's queue pair, after Connect or Accept; 0 if unknown
 }
 
 // linuxStates maps states to the numbers of enum rdma_cm_state.
@@ -523,12 +535,19 @@ func (id *ID) View() View {
 	m := id.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.class, State: linuxStates[id.state], QPN: id.param.QPN}
+	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.class, State: linuxStates[id.state], QPN: id.param.QPN,
+		Asked: id.asked}
 	if a := id.at.agent; a != nil && id.state != idRemoved {
 		v.Device, v.GUID, v.Port, v.SGID, v.GIDIndex, v.MTU = a.dev, a.guid, a.port, id.at.gid, id.at.gidIndex, id.at.mtu
 		if to := m.peerAddressVector(id); to != nil {
 			v.DGID, v.TrafficClass, v.FlowLabel = to.GRH.DGID, to.GRH.TrafficClass, to.GRH.FlowLabel
 		}
+	}
+	switch c, s := id.conn, id.service; {
+	case c != nil:
+		v.Unanswered = c.State == conn.ReqSent
+	case s != nil:
+		v.Unanswered = !s.asked && !s.silent
 	}
 	switch id.state {
 	case idRouteResolved, idConnected, idDisconnected:

@@ -72,6 +72,8 @@ type Manager struct {
 	held   int                       // number of requests that are held back
 
 	events eventQueue
+
+	rejected func(Rejection) // see OnRejection
 }
 
 // serviceKey identifies a request for a datagram service.
@@ -181,7 +183,7 @@ func (m *Manager) removeDevice(_ *ib.Device, data any) {
 	for _, id := range ids { // in creation order
 		if id.at.agent == a && id.state != idRemoved {
 			id.state = idRemoved
-			m.releaseDevice(id)
+			m.releaseDevice(id, RejectedByRemoval)
 			m.events.enqueue(id, Event{Type: DeviceRemoval})
 		}
 	}

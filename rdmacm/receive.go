@@ -135,7 +135,8 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 		return
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
-	if l == nil && m.hasListener(x.ServiceID) {
+	if l == nil && len(m.listenersOf(x.ServiceID)) > 0 {
+		m.reportNoRoom(nil, x.ServiceID, x.Data)
 		m.rejectREQ(a, r, x, msg.ReasonConsumer)
 		return
 	}
@@ -153,6 +154,7 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 	}
 	id := m.newRequestID(l, a, r, src, dst)
 	if id == nil {
+		m.reportNoRoom(l, x.ServiceID, x.Data)
 		m.rejectREQ(a, r, x, msg.ReasonConsumer)
 		return
 	}
@@ -285,13 +287,21 @@ func (id *ID) matchesAddress(a netip.Addr) bool {
 	return at.WithZone("") == a
 }
 
-// hasListener reports whether there is a listener for a service at any address. If there is one, requests to other
-// addresses are rejected, and not reported as unknown. (cm_find_listen, cma_ib_id_from_event)
+// listenersOf returns the listeners for a service at any address. If there is one, requests to other addresses are
+// rejected, and not reported as unknown. (cm_find_listen, cma_ib_id_from_event)
 //
 //verbena:held mu
-func (m *Manager) hasListener(service msg.ServiceID) bool {
+func (m *Manager) listenersOf(service msg.ServiceID) (list []*ID) {
 	space, port, ok := service.Port()
-	return ok && slices.ContainsFunc(m.ports[portKey{space, port}], func(o *ID) bool { return o.state == idListening })
+	if !ok {
+		return nil
+	}
+	for _, o := range m.ports[portKey{space, port}] {
+		if o.state == idListening {
+			list = append(list, o)
+		}
+	}
+	return list
 }
 
 // newRequestID creates the ID of a request. newRequestID returns nil if the listener has too many requests that are not
@@ -310,7 +320,8 @@ func (m *Manager) newRequestID(l *ID, a *agent, r *receivedMessage, src, dst net
 	if err != nil {
 		return nil
 	}
-	id := m.newID(Options{Space: l.opts.Space, Type: l.opts.Type})
+	id := m.newID(Options{Space: l.opts.Space, Type: l.opts.Type, Owner: l.opts.Owner})
+	id.request = true
 	id.src, id.dst, id.at, id.class, id.afOnly = dst, src, at, r.from.GRH.TrafficClass, l.afOnly
 	id.listener = l
 	l.pending++

@@ -43,7 +43,7 @@ func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
 	m.sidr[s.id] = id
-	id.service, id.state, id.param, id.begun = s, idConnected, p, true
+	id.service, id.state, id.param, id.begun, id.asked = s, idConnected, p, true, m.cfg.Clock.Now()
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, &msg.SIDRREQ{RequestID: s.id, PKey: defaultPKey, ServiceID: s.sid, Data: d})
 	id.at.agent.queueDatagram(&s.last)
@@ -143,7 +143,8 @@ func (m *Manager) receiveSIDRREQ(a *agent, r *receivedMessage, x *msg.SIDRREQ) {
 		a.queueMessage(r.from, r.tid, &msg.SIDRREP{RequestID: x.RequestID, Status: why, ServiceID: x.ServiceID})
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
-	if l == nil && m.hasListener(x.ServiceID) {
+	if l == nil && len(m.listenersOf(x.ServiceID)) > 0 {
+		m.reportNoRoom(nil, x.ServiceID, x.Data)
 		refuse(msg.SIDRRejected)
 		return
 	}
@@ -156,6 +157,7 @@ func (m *Manager) receiveSIDRREQ(a *agent, r *receivedMessage, x *msg.SIDRREQ) {
 	}
 	id := m.newRequestID(l, a, r, src, dst)
 	if id == nil {
+		m.reportNoRoom(l, x.ServiceID, x.Data)
 		refuse(msg.SIDRRejected)
 		return
 	}

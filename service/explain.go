@@ -2,8 +2,10 @@ package service
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,7 +27,7 @@ func (s *Service) newRecorder() *explain.Recorder {
 	s.found = make(chan foundCause, maxFound)
 	return explain.New(explain.Config{
 		Program: programOf,
-		Alive:   isAlive,
+		Life:    lifeOf,
 		Found: func(c *qpinfo.Cause) { // must not sleep
 			select {
 			case s.found <- foundCause{cause: *c}:
@@ -130,11 +132,21 @@ func programOf(c ib.UserContext) (explain.Program, bool) {
 	return x, true
 }
 
-// isAlive reports whether the process of a context exists, or may exist. It may not sleep.
-func isAlive(c ib.UserContext) bool {
+// lifeOf returns the state of the process of a context. It may not sleep.
+func lifeOf(c ib.UserContext) explain.Life {
 	p, _, _ := uverbs.ProcessOf(c)
-	x, ok := p.(interface{ IsAlive() bool })
-	return !ok || x.IsAlive()
+	if x, ok := p.(interface{ IsAlive() bool }); ok && !x.IsAlive() {
+		return explain.Ended
+	}
+	if x, ok := p.(interface{ MemoryEnded() (ended, executed bool) }); ok {
+		switch ended, executed := x.MemoryEnded(); {
+		case ended && executed:
+			return explain.Executed
+		case ended:
+			return explain.Ended
+		}
+	}
+	return explain.Running
 }
 
 func programOfProcess(p uverbs.Process) explain.Program {
@@ -148,20 +160,34 @@ func programOfProcess(p uverbs.Process) explain.Program {
 // callRefused reports a refused command to the recorder. It may not sleep.
 func (s *Service) callRefused(c uverbs.Refusal) {
 	var injected *ruleError
-	s.links.causes.CallRefused(explain.RefusedCall{
+	x := explain.RefusedCall{
 		Time: time.Now(), Program: explain.Program{User: c.User, PID: c.PID, Name: c.Program, Session: c.Session},
 		Device: c.Device, Err: c.Err, Injected: errors.As(c.Err, &injected),
-	})
+	}
+	var qp *uverbs.QPError
+	if errors.As(c.Err, &qp) {
+		x.Device, x.QP = qp.Device, qp.Num
+	}
+	s.links.causes.CallRefused(x)
 }
 
 // connectionFailed reports a failed connection to the recorder. It may not sleep.
 func (s *Service) connectionFailed(f ucma.Failure) {
-	p := explain.Program{User: f.User, PID: f.PID, Name: commandName(f.PID), Session: f.Session}
-	if f.ByProgram {
-		s.links.causes.RejectedByProgram(time.Now(), p, f.View.Dst)
+	p := explain.Program{User: f.User, PID: f.PID, Session: f.Session}
+	if x := f.Rejection; x != nil {
+		row := rejectionRows[x.Cause]
+		if f.Ending && x.Cause == rdmacm.RejectedByDestroy {
+			row = rejectedEnded
+		}
+		s.links.causes.RequestRejected(explain.RejectedRequest{
+			Time: time.Now(), Program: p, From: x.Peer, Row: row, Backlog: x.Backlog,
+		})
 		return
 	}
-	x := explain.FailedConnection{Time: time.Now(), Program: p, Local: f.View.Src, Remote: f.View.Dst}
+	p.Name = commandName(f.PID)
+	x := explain.FailedConnection{
+		Time: time.Now(), Program: p, Local: f.View.Src, Remote: f.View.Dst, Since: f.View.Asked,
+	}
 	if d := f.View.Device; d != nil {
 		x.Device = d.Name()
 	}
@@ -175,8 +201,22 @@ func (s *Service) connectionFailed(f ucma.Failure) {
 		}
 	default:
 		x.Event = explain.ConnectionUnreachable
+		if f.Event.Type == rdmacm.Unreachable && f.Event.Status > 0 { // the answer of a datagram service
+			x.Event, x.Reason, x.Datagram = explain.ConnectionRejected, int(f.Event.Status), true
+			x.Text = fmt.Sprintf("status %d", f.Event.Status)
+		}
 	}
 	s.links.causes.ConnectionFailed(x)
+}
+
+// rejectedEnded is the row of a rejection because the file of the connection manager was closed.
+const rejectedEnded = "rejected-ended"
+
+// rejectionRows are the rows of the causes of rejections.
+var rejectionRows = [rdmacm.NumRejectionCauses]string{
+	rdmacm.RejectedByOwner: "rejected-program", rdmacm.RejectedByError: "rejected-accept",
+	rdmacm.RejectedByDestroy: "rejected-destroyed", rdmacm.RejectedByRemoval: "rejected-removed",
+	rdmacm.RejectedByBacklog: "rejected-backlog", rdmacm.RejectedByAddress: "rejected-address",
 }
 
 // deviceObserver passes the reports of a device to both recorders, and logs each queue pair that enters ERR.
@@ -248,6 +288,18 @@ func (s *Service) reportLoss(l *rdmaLink, how string) {
 	s.links.reportDeviceAs(l, how, programs)
 }
 
+// reportStop reports the loss of each device that works when the service ends.
+func (s *Service) reportStop() {
+	s.links.mu.Lock()
+	links := slices.Clone(s.links.list)
+	s.links.mu.Unlock()
+	for _, l := range links {
+		if s.uverbs != nil && l.slot.Device() != nil {
+			s.reportLoss(l, explain.ServiceStopped)
+		}
+	}
+}
+
 // reportDeviceAs is reportDevice for a device that lost describes, if it is not "".
 func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string, programs []explain.Program) {
 	t.mu.Lock()
@@ -291,7 +343,33 @@ func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string, programs []explain.
 
 // explainFailures returns the causes of failures that a user may see. Managers see the facts of both ends.
 func (s *Service) explainFailures(who peer, r ctl.Explain) []qpinfo.Cause {
+	now := time.Now()
 	return s.links.causes.Causes(explain.Query{
 		Sees: who.SeesAccount, All: who.Manager, Last: r.Last, QP: r.QP, Session: r.Session,
+		Now: now, Pending: s.pendingConnections(now),
 	})
+}
+
+// unansweredFor is the time without an answer after which a connection request is a cause although it is repeated.
+const unansweredFor = 5 * time.Second
+
+// pendingConnections returns the connection requests of programs that have no answer for some time. It may sleep.
+func (s *Service) pendingConnections(now time.Time) (list []explain.FailedConnection) {
+	if s.verbFaults.cm == nil {
+		return nil
+	}
+	for _, x := range s.verbFaults.cm.IDs() {
+		if !x.View.Unanswered || now.Sub(x.View.Asked) < unansweredFor {
+			continue
+		}
+		f := explain.FailedConnection{
+			Time: now, Program: explain.Program{User: x.Owner, PID: x.PID, Name: commandName(x.PID), Session: x.Session},
+			Event: explain.ConnectionUnreachable, Local: x.View.Src, Remote: x.View.Dst, Since: x.View.Asked,
+		}
+		if d := x.View.Device; d != nil {
+			f.Device = d.Name()
+		}
+		list = append(list, f)
+	}
+	return list
 }

@@ -311,6 +311,7 @@ func (s *Service) close(step func(string)) {
 	if s.guests != nil {
 		s.guests.HoldTrees() // the trees are removed below
 	}
+	s.reportStop()
 	for {
 		s.links.mu.Lock()
 		n := len(s.links.list)

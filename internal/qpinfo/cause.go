@@ -37,6 +37,9 @@ type Cause struct {
 	// Session is the name of the program's session, or "" for a program that uses a device over the control socket.
 	Session string `json:"session,omitempty"`
 
+	// Lasting is set while the condition lasts. The cause is then not stored yet, and may disappear.
+	Lasting bool `json:"lasting,omitempty"`
+
 	Count   int `json:"count"`             // occurrences, at least 1
 	Flushed int `json:"flushed,omitempty"` // work requests that were flushed because of this failure
 }

@@ -174,7 +174,7 @@ func (k *commandCall) createID() error {
 	cm, err := s.m.NewID(rdmacm.Options{
 		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(),
 		Event:   func(_ *rdmacm.ID, e rdmacm.Event) { s.handleEvent(c, e) },
-		Listens: k.f.cfg.Alive,
+		Listens: k.f.cfg.Alive, Owner: k.f,
 	})
 	if err != nil {
 		return err
@@ -585,10 +585,6 @@ func (k *commandCall) reject() error {
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
-	}
-	if k.f.srv.failed != nil { // before the peer can receive the rejection
-		k.f.srv.failed(Failure{User: c.user.ID(), PID: k.f.cfg.PID, Session: k.f.cfg.Session, ByProgram: true,
-			View: c.cm.View()})
 	}
 	return c.cm.Reject(reason, cmd.PrivateData[:cmd.PrivateDataLen])
 }

@@ -73,8 +73,9 @@ type Config struct {
 
 // File is an open file (struct ucma_file). File's methods are safe for concurrent use.
 type File struct {
-	srv *Server
-	cfg Config
+	srv    *Server
+	cfg    Config
+	ending atomic.Bool // Close was called
 
 	// Under srv.mu.
 	closed  bool
@@ -124,6 +125,7 @@ type IDInfo struct {
 	Owner    quota.ID // the user who is charged
 	Space    msg.PortSpace
 	Type     ib.QPType
+	Session  string // Config.Session of the file
 	View     rdmacm.View
 }
 
@@ -138,7 +140,8 @@ func (s *Server) IDs() (list []IDInfo) {
 	s.mu.Unlock()
 	for i, c := range ids {
 		list = append(list, IDInfo{
-			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Owner: files[i].cfg.User.ID(), Space: c.cm.Space(),
+			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Owner: files[i].cfg.User.ID(),
+			Session: files[i].cfg.Session, Space: c.cm.Space(),
 			Type: c.cm.Type(), View: c.cm.View(),
 		})
 	}
@@ -153,6 +156,7 @@ func (s *Server) Open(cfg Config) *File {
 // Close destroys the file's IDs, and notifies the peers. Waiting calls return. Close does not sleep.
 func (f *File) Close() {
 	s := f.srv
+	f.ending.Store(true)
 	s.mu.Lock()
 	f.closed = true
 	ids := slices.Collect(maps.Keys(f.ids))
@@ -281,22 +285,32 @@ func (f *File) lookupAnyID(id uint32) (*idContext, error) {
 	return c, nil
 }
 
-// Failure is a connection of a program that was not established, or that the program has rejected.
+// Failure is a connection of a program that was not established, or a request of a peer that was rejected.
 type Failure struct {
 	User quota.ID
 	PID  int // process that opened the file
 	// Session is Config.Session.
 	Session string
-	// Event is Rejected, Unreachable, ConnectError, AddrError or RouteError. With ByProgram the program itself has
-	// rejected the request of its peer.
-	Event     rdmacm.Event
-	ByProgram bool
-	View      rdmacm.View // view of the ID
+	// Event is Rejected, Unreachable, ConnectError, AddrError or RouteError, and View is the view of the ID. They are
+	// zero if Rejection is set.
+	Event rdmacm.Event
+	View  rdmacm.View
+	// Rejection is the rejected request of a peer, or nil. Ending is set if the file is being closed, for example because
+	// its process has ended.
+	Rejection *rdmacm.Rejection
+	Ending    bool
 }
 
 // OnFailure sets a function that is called with each failure. It must be called before the first Open. f must
 // not sleep.
-func (s *Server) OnFailure(f func(Failure)) { s.failed = f }
+func (s *Server) OnFailure(f func(Failure)) {
+	s.failed = f
+	s.m.OnRejection(func(x rdmacm.Rejection) {
+		if o, ok := x.Owner.(*File); ok {
+			f(Failure{User: o.cfg.User.ID(), PID: o.cfg.PID, Session: o.cfg.Session, Rejection: &x, Ending: o.ending.Load()})
+		}
+	})
+}
 
 // reportFailure reports an event of an ID, if it is a failure.
 func (s *Server) reportFailure(c *idContext, e *rdmacm.Event) {

@@ -197,3 +197,35 @@ func TestShortCommandsFailOrAreZeroPadded(t *testing.T) {
 		}
 	})
 }
+
+// TestRejectionsAreReported checks the report of a request that a program rejects, destroys, or loses with its file.
+func TestRejectionsAreReported(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		act    func(b *testProgram, request uint32)
+		want   rdmacm.RejectionCause
+		ending bool
+	}{
+		{"rejected", func(b *testProgram, request uint32) {
+			b.must(issueCommand(b, ucm.CmdReject, ucm.Reject{ID: request}, 0))
+		}, rdmacm.RejectedByOwner, false},
+		{"destroyed", func(b *testProgram, request uint32) { b.destroyID(request) }, rdmacm.RejectedByDestroy, false},
+		{"file closed", func(b *testProgram, _ uint32) { b.files[0].Close() }, rdmacm.RejectedByDestroy, true},
+	} {
+		withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
+			var got []Failure
+			s.OnFailure(func(f Failure) { got = append(got, f) })
+			l := b.createID(msg.PortSpaceTCP, 1)
+			b.must(b.bindID(l, "0.0.0.0:7471"))
+			b.must(issueCommand(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))
+			id := a.newResolvedID("10.0.0.1:7471")
+			a.must(issueCommand(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{QPNum: 7, Valid: 1}, ID: id}, 0))
+			c.act(b, b.nextEvent().ID)
+			a.nextEvent()
+			if len(got) != 2 || got[0].Rejection == nil || got[0].Rejection.Cause != c.want || got[0].Ending != c.ending ||
+				got[0].User != b.files[0].cfg.User.ID() || got[1].Rejection != nil || got[1].View.Src != got[0].Rejection.Peer {
+				t.Errorf("%s: got %+v, want the rejection with cause %d, and then the failure of the other end", c.name, got, c.want)
+			}
+		})
+	}
+}
