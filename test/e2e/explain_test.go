@@ -4,10 +4,13 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 
 	"verbena/internal/qpinfo"
@@ -61,6 +64,13 @@ func TestExplain(t *testing.T) {
 		{how: "datagram_to_no_qp", row: "datagram-no-qp", fault: "this end", text: "rxe0 has no QP 16962"},
 		{how: "short_receive", row: "receive-too-short", fault: "the peer", text: "16 of 64 bytes"},
 		{how: "no_receive", row: "no-receive", fault: "the peer", text: "RNR retry counter exceeded"},
+		{how: "endless_rnr", row: "no-receive-yet", fault: "the peer", text: "no receive was posted"},
+		{how: "uc_short_receive", row: "receive-too-short", fault: "this end", text: "16 of 64 bytes"},
+		{how: "peer_executes", row: "memory-executed", fault: "the peer", text: "has executed another program"},
+		{how: "request_rejected", row: "rejected-program", fault: "the peer", text: "rejected it"},
+		{how: "request_destroyed", row: "rejected-destroyed", fault: "the peer", text: "destroyed the ID"},
+		{how: "server_ends", row: "rejected-ended", fault: "the peer", text: "was closed, as at the end"},
+		{how: "full_backlog", row: "rejected-backlog", fault: "the peer", text: "backlog of 1 is full"},
 		{how: "local_key", row: "key", fault: "this end", text: "local protection error"},
 		{how: "local_range", row: "range", fault: "this end", text: "local protection error"},
 		{how: "receive_key", row: "key", fault: "the peer", text: "remote operation error"},
@@ -170,6 +180,62 @@ func TestExplainUsers(t *testing.T) {
 			t.Errorf("causes that user %d sees: got %+v, want those of user 4001", who.user.uid, list)
 		}
 	}
+}
+
+// TestExplainQP tests that the queue pair of a refused call selects its cause.
+func TestExplainQP(t *testing.T) {
+	t.Parallel()
+	needPyverbs(t)
+	w := startService(t, testUser{"root", 0}, "", "--link", "rxe0="+unusedAddr())
+	if out, err := w.explainScript("bad_mtu").CombinedOutput(); err != nil {
+		t.Fatalf("bad_mtu: %v\n%s", err, out)
+	}
+	list := w.explained()
+	if len(list) != 1 || list[0].QP == 0 || list[0].Device != "rxe0" {
+		t.Fatalf("causes: got %+v, want one of a queue pair of rxe0", list)
+	}
+	if out := w.mustRun("explain", "--qp", fmt.Sprint(list[0].QP)); !strings.Contains(out, "path MTU is out of range") {
+		t.Errorf("explain --qp: got %q, want the refused call", out)
+	}
+	if out := w.mustRun("explain", "--json", "--qp", fmt.Sprint(list[0].QP+1)); strings.TrimSpace(out) != "[]" {
+		t.Errorf("explain --qp of another queue pair: got %q, want none", out)
+	}
+}
+
+// TestExplainStop tests the cause for a program that runs while the service is stopped.
+func TestExplainStop(t *testing.T) {
+	t.Parallel()
+	needPyverbs(t)
+	w := startService(t, testUser{"root", 0}, "", "--link", "rxe0="+unusedAddr())
+	cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--explain", "--", "/usr/bin/python3", "-c",
+		"import sys; sys.argv = ['', 'waits_in_receive']; exec(open('testdata/explain.py').read()); sys.exit(3)")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	ready := make(chan struct{})
+	cmd.Stdout, cmd.Stderr = &readyWriter{ready: ready}, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	<-ready
+	w.mustRun("stop")
+	in.Write([]byte("\n"))
+	if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "service-stopped") {
+		t.Errorf("run --explain while the service stops: got error %v, output %s, want service-stopped", err, out.String())
+	}
+}
+
+// readyWriter closes ready at its first write.
+type readyWriter struct {
+	once  sync.Once
+	ready chan struct{}
+}
+
+func (w *readyWriter) Write(b []byte) (int, error) {
+	w.once.Do(func() { close(w.ready) })
+	return len(b), nil
 }
 
 // TestRunExplain tests the output of run --explain and run --trace after a program that fails, and the hints.

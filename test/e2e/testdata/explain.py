@@ -33,14 +33,14 @@ class End:
     def gid(self):
         return self.ctx.query_gid(1, 1)
 
-    def connect(self, gid, num, mtu=e.IBV_MTU_1024, dest_reads=1, reads=1, timeout=10, sq_psn=0):
+    def connect(self, gid, num, mtu=e.IBV_MTU_1024, dest_reads=1, reads=1, timeout=10, sq_psn=0, rnr=1):
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = self.access
         self.qp.to_init(attr)
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=gid, sgid_index=1))
         attr.path_mtu, attr.dest_qp_num, attr.max_dest_rd_atomic, attr.min_rnr_timer = mtu, num, dest_reads, 5
         self.qp.to_rtr(attr)
-        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic, attr.sq_psn = timeout, 3, 1, reads, sq_psn
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic, attr.sq_psn = timeout, 3, rnr, reads, sq_psn
         self.qp.to_rts(attr)
 
     def sge(self, n):
@@ -150,6 +150,25 @@ def no_receive():
     a.error()
 
 
+def endless_rnr():
+    a, _ = pair(rnr=7)
+    a.send()
+    time.sleep(2)
+
+
+def uc_short_receive():
+    a, b = End(typ=e.IBV_QPT_UC), End(typ=e.IBV_QPT_UC)
+    for x, y in (a, b), (b, a):
+        attr = QPAttr(port_num=1)
+        x.qp.to_init(attr)
+        attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=y.gid(), sgid_index=1))
+        attr.path_mtu, attr.dest_qp_num = e.IBV_MTU_1024, y.num
+        x.qp.to_rts(attr)
+    b.recv(16)
+    a.send(64)
+    time.sleep(.2)
+
+
 def local_key():
     a, _ = pair()
     a.send(sge=SGE(a.mr.buf, 64, a.mr.lkey ^ 0x33))
@@ -248,6 +267,84 @@ def peer_process_ends():
     time.sleep(1)  # the service notices the end of a process without a call of it
     a.send()
     a.error()
+
+
+def peer_executes():
+    r, w = os.pipe()
+    if os.fork() == 0:
+        b = End()
+        for fd in os.listdir('/proc/self/fd'):
+            try:
+                os.set_inheritable(int(fd), True)
+            except OSError:
+                pass
+        back, forth = os.pipe()
+        if os.fork() == 0:  # the other end
+            a = End()
+            os.write(forth, b'%10d' % a.num)
+            a.connect(b.gid(), b.num)
+            os.read(r, 1)
+            time.sleep(.5)
+            write(a, b)
+            a.error()
+            os._exit(0)
+        b.connect(b.gid(), int(os.read(back, 10)))
+        os.write(w, b'x')
+        os.execv('/bin/sleep', ['sleep', '3'])
+    os.wait()
+
+
+def connection(server):
+    """A connection to a child that handles the request, or does not handle it, as server says."""
+    import pyverbs.cm_enums as ce
+    from pyverbs.cmid import CMID, AddrInfo
+    port = '18611'
+    init = QPInitAttr(qp_type=e.IBV_QPT_RC, cap=QPCap(1, 1, 1, 1, 0))
+    src = End().gid().gid.split(':')
+    addr = '.'.join(str(int(x[i:i + 2], 16)) for x in src[-2:] for i in (0, 2))
+    pid = os.fork()
+    if pid == 0:
+        listener = CMID(creator=AddrInfo(src=addr, src_service=port, port_space=ce.RDMA_PS_TCP, flags=ce.RAI_PASSIVE),
+                        qp_init_attr=init)
+        listener.listen(backlog=1)
+        server(listener)
+        os._exit(0)
+    time.sleep(1)
+    for _ in range(2):
+        if os.fork() == 0:
+            try:
+                to = AddrInfo(src=None, dst=addr, dst_service=port, port_space=ce.RDMA_PS_TCP)
+                CMID(creator=to, qp_init_attr=init).connect()
+            finally:
+                os._exit(0)
+    time.sleep(2)
+    os.kill(pid, 9)
+    for _ in range(3):
+        os.wait()
+
+
+def request_rejected():
+    def server(listener):
+        for _ in range(2):
+            listener.get_request().reject()
+        time.sleep(9)
+    connection(server)
+
+
+def request_destroyed():
+    def server(listener):
+        for _ in range(2):
+            listener.get_request().close()
+        time.sleep(9)
+    connection(server)
+
+
+def server_ends():
+    connection(lambda listener: listener.get_request())
+
+
+def full_backlog():
+    connection(lambda listener: time.sleep(9))
 
 
 def wrong_qp_number():
