@@ -78,6 +78,7 @@ type Region struct {
 	local  *Local        // the Local of the space, or nil
 
 	onDemand bool
+	onWrite  func(addr, n uint64) // nil: not observed
 }
 
 // Get registers length bytes at addr of space, addressed from iova. Get charges the pages of the range to acct; a nil
@@ -158,6 +159,18 @@ func (r *Region) Release() {
 	}
 }
 
+// ObserveWrites makes WriteV call f before and after each store, with the address of the range in the space. f may not
+// sleep. ObserveWrites must be called before the region is used.
+func (r *Region) ObserveWrites(f func(addr, n uint64)) { r.onWrite = f }
+
+// reportWrite calls the observer for each part of a range.
+func (r *Region) reportWrite(iova, length uint64) {
+	_ = r.eachRange(iova, length, func(addr, n uint64) error {
+		r.onWrite(addr, n)
+		return nil
+	})
+}
+
 // Check reports whether the memory is still mapped, and writable if write is set. The errors are those of Space.Check.
 // Check may sleep.
 func (r *Region) Check(write bool) error {
@@ -200,8 +213,13 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 // WriteV stores src in the region at iova. The errors are those of ReadV. The driver must check the access rights of
 // the registration.
 func (r *Region) WriteV(src [][]byte, iova uint64) error {
-	if !r.Contains(iova, totalLen(src)) {
+	n := totalLen(src)
+	if !r.Contains(iova, n) {
 		return ErrRange
+	}
+	if r.onWrite != nil {
+		r.reportWrite(iova, n)
+		defer r.reportWrite(iova, n)
 	}
 	if r.list != nil {
 		return r.transferList(src, iova, Space.WriteV)
