@@ -136,6 +136,9 @@ func (h CQHandle) Redirect(f func()) CQHandle {
 	return h
 }
 
+// CQ returns the completion queue for consumers. CQ may not sleep.
+func (h CQHandle) CQ() *CQ { return h.cq }
+
 // NewCallback returns a function that schedules f. A thread without locks calls f later, like a completion handler:
 // calls of f do not overlap, and a call of f begins after each call of the function. f may not sleep. The function
 // may not sleep, and may be called with any locks held.
@@ -252,6 +255,9 @@ type SRQHandle struct{ srq *SRQ }
 
 // SetNum sets the number of the queue. CreateSRQ calls it for XRC.
 func (h SRQHandle) SetNum(n uint32) { h.srq.num = n }
+
+// SRQ returns the queue for consumers. SRQ may not sleep.
+func (h SRQHandle) SRQ() *SRQ { return h.srq }
 
 // Num returns the number of the queue.
 func (h SRQHandle) Num() uint32 { return h.srq.num }

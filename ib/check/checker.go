@@ -34,7 +34,15 @@ type checker struct {
 
 	looking   sync.Mutex // held during an inspection of the goroutines
 	reporting sync.Mutex
-	reported  map[string]bool // under reporting
+	sites     map[string]*reportedSite // under reporting
+
+	program *Program // nil: the checker of consumers in this process
+}
+
+// reportedSite is a violation that was reported, with the number of its occurrences.
+type reportedSite struct {
+	first Violation
+	count uint64
 }
 
 func newChecker(cfg Config) *checker {
@@ -47,7 +55,7 @@ func newChecker(cfg Config) *checker {
 	return &checker{
 		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*checkedObject]struct{}{},
 		abandoned: map[*checkedObject]struct{}{},
-		reported:  map[string]bool{},
+		sites:     map[string]*reportedSite{},
 	}
 }
 
@@ -157,6 +165,8 @@ type frame struct {
 	waits  bool      // the call waits for the callbacks of obj, or of dev
 	holder *ib.Hold  // inHold: owner, nil for HoldCallbacks; inAtomic: the Hold passed to a doorbell
 	drop   func()    // inHold: ends the hold in the midlayer
+
+	userID *uint64 // the program's ID of the posted work request, or nil
 
 	unregistered bool // inRegister: the clients have been removed from the device
 
@@ -332,13 +342,25 @@ func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 	if d != nil {
 		v.Device = d.Name()
 	}
-	key := fmt.Sprint(v.Rule, v.Device, v.What, callSite(at))
+	v.Time, v.Count = time.Now(), 1
+	key := ""
+	if k.program == nil {
+		key = fmt.Sprint(v.Rule, v.Device, v.What, callSite(at))
+	} else if !k.program.cfg.Rules.Has(v.Rule) || k.program.isEnding() {
+		return
+	} else {
+		key = v.programSite()
+	}
 	k.reporting.Lock()
 	defer k.reporting.Unlock()
-	if k.reported[key] {
+	if s := k.sites[key]; s != nil {
+		s.count++
 		return
 	}
-	k.reported[key] = true
+	if k.program != nil && len(k.sites) >= maxProgramSites {
+		return
+	}
+	k.sites[key] = &reportedSite{first: v, count: 1}
 	k.cfg.Report(v)
 }
 

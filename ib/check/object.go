@@ -54,8 +54,10 @@ type checkedObject struct {
 
 	mayOverrun bool // CQIgnoreOverrun
 	deadMu     sync.Mutex
+	suspects   []reuseSuspect          // program; under deadMu
 	dead       map[uint32]*workTracker // destroyed queue pairs, by number, that may have completions in the CQ
 
+	look  func() // program: reports its polls; may be nil
 	armed atomic.Pointer[time.Timer]
 	// held while the checker polls the driver for completions, and while the driver destroys the queue
 	probeMu sync.Mutex

@@ -15,10 +15,17 @@ const minSQEPosts = 16
 type sqeWatch struct {
 	failed []uintptr // stack of the poll that returned the first failure since the last Modify, or nil
 	posts  int       // number of sends accepted since then
+
+	failedInErr bool // program: the poll of a failure of a queue pair in ERR
+	postsInErr  int  // number of sends accepted since then
 }
 
 // recordFailure records a failed send that has moved the queue pair to SQE. f is the poll.
-func (s *sqeWatch) recordFailure(qp *ib.QP, wc *ib.WC, f *frame) {
+func (s *sqeWatch) recordFailure(w *workTracker, wc *ib.WC, f *frame) {
+	qp := w.qp
+	if wc.Status != ib.WCSuccess && w.o.k.program != nil && w.isInErr() {
+		s.failedInErr = true
+	}
 	if qp == nil || qp.Type() != ib.QPTypeUD && qp.Type() != ib.QPTypeUC || s.failed != nil ||
 		wc.Status == ib.WCSuccess || wc.Status == ib.WCWRFlushErr || qp.State() != ib.QPSQE {
 		return
@@ -32,6 +39,27 @@ func (w *workTracker) recordSQEPosts(n int) {
 	defer w.mu.Unlock()
 	if w.sqe.failed != nil {
 		w.sqe.posts += n
+	}
+}
+
+// checkPostsInErr reports a program that posts sends on a queue pair in ERR after it has polled a failure.
+func (w *workTracker) checkPostsInErr(posted []*trackedRequest, n int) {
+	if w.o.k.program == nil || n <= 0 || !w.isInErr() {
+		return
+	}
+	w.mu.Lock()
+	if w.sqe.failedInErr {
+		w.sqe.postsInErr += n
+	}
+	tooMany := w.sqe.postsInErr >= minSQEPosts
+	w.mu.Unlock()
+	if tooMany {
+		w.o.k.report(Violation{
+			Rule: RulePostsInErr,
+			What: fmt.Sprintf("%d sends were posted on a QP in ERR after a failed completion had been polled: each of them "+
+				"is flushed", minSQEPosts),
+			Requests: describe(posted[0]),
+		}, w.o.dev, posted[0].at)
 	}
 }
 
@@ -60,6 +88,7 @@ func (w *workTracker) checkNotLeftInSQE(at []uintptr) {
 		Rule: RuleLeftInSQE,
 		What: fmt.Sprintf("%d sends were posted on a QP in SQE, after the failure had been polled: each of them is flushed, "+
 			"until Modify moves the QP to RTS", w.sqe.posts),
+		Requests: []Request{{QPN: w.qp.Num()}},
 		Stacks: []Stack{{"CQ.Poll, which returns the failure", formatStack(w.sqe.failed)}, {"the QP ended at",
 			formatStack(at)}, {"the QP made at", formatStack(w.o.made)}},
 	}, w.o.dev, w.sqe.failed)
@@ -124,13 +153,14 @@ func (w *workTracker) reportOverlaps(posted []*trackedRequest) {
 		if w.mayHaveLostCompletions() {
 			return
 		}
-		if r.reused != nil {
+		if r.reused != nil && w.o.k.program != nil && r.info.Opcode == receiveOpcode {
+			w.suspectReuse(r) // the program may have polled the earlier completion
+		} else if r.reused != nil {
 			rule := RuleTargetReused
 			if r.reusedInErr {
 				rule = RuleTargetUnflushed
 			}
-			w.reportSharedMemory(rule, r, r.reused,
-				"a work request was posted with memory that belongs to an outstanding work request: both change it")
+			w.reportSharedMemory(rule, r, r.reused, sharedTarget)
 		}
 		if r.awaited != nil {
 			w.reportSharedMemory(RuleSourcePending, r, r.awaited, "a send was posted with memory that an outstanding READ or "+
@@ -139,10 +169,54 @@ func (w *workTracker) reportOverlaps(posted []*trackedRequest) {
 	}
 }
 
+// reuseSuspect is a program's receive with memory of a request that was outstanding when the program last looked at its
+// completion queue.
+type reuseSuspect struct {
+	w *workTracker
+	r *trackedRequest
+}
+
+// suspectReuse leaves the decision to confirmReuse.
+func (w *workTracker) suspectReuse(r *trackedRequest) {
+	cq := r.reused.pending
+	if cq == nil {
+		return
+	}
+	cq.deadMu.Lock()
+	defer cq.deadMu.Unlock()
+	cq.suspects = append(cq.suspects, reuseSuspect{w, r})
+}
+
+// confirmReuse is called when all polls of a program before the call are known. It reports the receives that were
+// posted while the earlier request was outstanding.
+func (o *checkedObject) confirmReuse() {
+	o.deadMu.Lock()
+	list := o.suspects
+	o.suspects = nil
+	o.deadMu.Unlock()
+	for _, s := range list {
+		s.w.mu.Lock()
+		outstanding := !s.r.reused.finished
+		s.w.mu.Unlock()
+		if !outstanding {
+			continue
+		}
+		rule := RuleTargetReused
+		if s.r.reusedInErr {
+			rule = RuleTargetUnflushed
+		}
+		s.w.reportSharedMemory(rule, s.r, s.r.reused, sharedTarget)
+	}
+}
+
+// sharedTarget describes a violation of RuleTargetReused.
+const sharedTarget = "a work request was posted with memory that belongs to an outstanding work request: both change it"
+
 func (w *workTracker) reportSharedMemory(rule Rule, posted, old *trackedRequest, what string) {
 	w.o.k.report(Violation{
-		Rule: rule,
-		What: what,
+		Rule:     rule,
+		What:     what,
+		Requests: describe(posted, old),
 		Stacks: []Stack{{"the work request posted at", formatStack(posted.at)}, {"the outstanding work request posted at",
 			formatStack(old.at)}, {fmt.Sprintf("the %v made at", w.o.kind), formatStack(w.o.made)}},
 	}, w.o.dev, posted.at)

@@ -23,6 +23,7 @@ type memoryRegion struct {
 	gone   bool         // the memory may not be read any more
 	memory *umem.Region // nil: the region is registered by work requests
 	remote bool         // the memory may be changed by a peer
+	user   *userRegion  // the region of a program, or nil
 }
 
 // regionKey identifies a region by its device and local key.
@@ -164,12 +165,14 @@ func (w *workTracker) recordRequestMemory(r *trackedRequest, wr *ib.SendWR) {
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
 		r.targets = w.spansOf(wr.SGList)
 		r.isRead = true
+		w.recordTargets(r, wr.SGList)
 		r.owned = w.ownedSpans(wr.SGList)
 	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
 		r.sent = w.spansOf(wr.SGList)
 		if wr.Flags&ib.SendInline == 0 {
 			r.since = w.o.k.landings.changeCount()
 			r.sources = w.sendSources(wr.SGList)
+			w.copySources(r, wr)
 			r.read = w.ownedSpans(wr.SGList)
 		}
 	}
@@ -261,7 +264,7 @@ func (w *workTracker) checkSources(f *frame, changed []*trackedRequest) {
 			continue
 		}
 		w.o.k.report(Violation{
-			Rule: RuleSourceChanged,
+			Rule: RuleSourceChanged, Requests: describe(r),
 			What: "the memory of a work request was changed before the completion was polled: the peer may get the old " +
 				"data or the new data",
 			Stacks: []Stack{{"the work request posted at", formatStack(r.at)}, {"CQ.Poll, which returns the completion",
@@ -273,6 +276,9 @@ func (w *workTracker) checkSources(f *frame, changed []*trackedRequest) {
 // deviceMayChange reports whether an outstanding request or a peer may change memory of this process. The memory of a
 // region of AllocMR is unknown, so such a region may have any memory.
 func (k *checker) deviceMayChange(s memorySpan) bool {
+	if k.program != nil {
+		return false // package check observes the writes of the device instead
+	}
 	may := false
 	k.regions.Range(func(_, x any) bool {
 		r := x.(*memoryRegion)

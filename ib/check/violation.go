@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
+	"time"
 
 	"verbena/ib"
 )
@@ -96,6 +97,32 @@ const (
 	// RuleSourcePending is violated by a send whose memory is the target of an outstanding READ or atomic operation, if
 	// no fence orders the send after the operation.
 	RuleSourcePending
+	// RuleSourceAfterReply is the equivalent of RuleSourceChanged for memory that has changed after a message of the peer
+	// had arrived. The message may prove that the device has read the memory. The rule is off by default.
+	RuleSourceAfterReply
+	// RuleTargetWritten is violated by a consumer that changes the memory of a receive, READ or atomic operation between
+	// the arrival of the data and the poll of the completion.
+	RuleTargetWritten
+	// RuleUnmapped is violated by a consumer that unmaps the memory of an outstanding request.
+	RuleUnmapped
+	// RuleKeyKind is violated by a work request that names its own memory by a remote key.
+	RuleKeyKind
+	// RuleKeyEnded is violated by a work request that names a region after its deregistration, or by its former key.
+	RuleKeyEnded
+	// RuleKeyUnknown is violated by a work request with a local key that no region has had.
+	RuleKeyUnknown
+	// RuleKeyDomain is violated by a work request that names a region of another protection domain.
+	RuleKeyDomain
+	// RuleKeyRange is violated by a work request with an element that exceeds its region.
+	RuleKeyRange
+	// RuleKeyRight is violated by a receive, READ or atomic operation on a region without AccessLocalWrite.
+	RuleKeyRight
+	// RulePostsInErr is violated by a consumer that has polled a failed completion, and continues to post sends on the QP
+	// in ERR.
+	RulePostsInErr
+	// RuleNoReceive is violated by a consumer that has posted no receive for a message in the first second after the
+	// Modify of an RC queue pair to RTR.
+	RuleNoReceive
 	numRules
 )
 
@@ -136,6 +163,17 @@ var ruleTexts = [numRules]struct {
 	RuleEndlessFlush:         {"endless-flush", 4},
 	RuleLeftInSQE:            {"left-in-sqe", 1},
 	RuleSourcePending:        {"source-pending", 1},
+	RuleSourceAfterReply:     {"source-after-reply", 1},
+	RuleTargetWritten:        {"target-written", 1},
+	RuleUnmapped:             {"unmapped", 5},
+	RuleKeyKind:              {"key-kind", 1},
+	RuleKeyEnded:             {"key-ended", 5},
+	RuleKeyUnknown:           {"key-unknown", 1},
+	RuleKeyDomain:            {"key-domain", 1},
+	RuleKeyRange:             {"key-range", 1},
+	RuleKeyRight:             {"key-right", 1},
+	RulePostsInErr:           {"posts-in-err", 1},
+	RuleNoReceive:            {"no-receive", 1},
 }
 
 // String returns the name of the rule, such as "callchain".
@@ -160,8 +198,36 @@ type Violation struct {
 	Rule   Rule
 	Device string
 	What   string // one line: the violating call and the violated rule
-	// Stacks holds the stacks of both sides; the stack of the violation is first.
+	// Stacks holds the stacks of both sides; the stack of the violation is first. The violation of a program has none.
 	Stacks []Stack
+	// Requests describes the work requests that the violation is about; the violating request is first.
+	Requests []Request
+	// Memory is the changed memory, or nil. Only the violation of a program has it.
+	Memory *ChangedMemory
+	Time   time.Time // when the checker found the violation
+	// Count is 1. When a Program is closed, it reports each repeated violation again, with the number of occurrences.
+	Count uint64
+}
+
+// Request describes a work request of a violation.
+type Request struct {
+	QPN    uint32 // 0: posted to an SRQ
+	Peer   uint32 // number of the connected queue pair, or 0
+	Opcode string // such as "SEND", or "receive"
+	ID     uint64 // given by the consumer
+	Index  uint64 // number of earlier requests of the queue
+	Length uint64 // in bytes
+	Posted time.Time
+}
+
+// ChangedMemory describes memory of a work request that has changed.
+type ChangedMemory struct {
+	Addr          uint64 // address of the element, in the space of the program
+	Length        uint64 // length of the element, in bytes
+	Offset        uint64 // offset of the first changed byte
+	Changed       int    // number of compared bytes that have changed
+	region        uint64 // address of the region
+	Before, After []byte // the contents from Offset on, at most 16 bytes
 }
 
 // Stack is the stack of a thread at a present or past call.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"verbena/ib"
 )
@@ -40,15 +42,25 @@ type trackedRequest struct {
 	reusedInErr bool // its queue pair was in ERR
 	// awaited is an earlier READ or atomic operation that was outstanding at the post, and fills memory of sent.
 	awaited *trackedRequest
+
+	info Request
+	// contents are copies of the memory that a program's request sends. ownWrite is the target of the request if it
+	// belongs to the same program.
+	contents []*contents
+	ownWrite memorySpan
+	finished bool     // for a program; under the queue's mu
+	messages uint64   // number of messages that its queue pair had received at the post
+	list     []ib.SGE // elements of targets, for a program
 }
 
 // workTracker tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are
-// not tracked, since a program posts and polls without a call. If threads post or poll concurrently, the order in the
-// device is unknown. In that case requests may count as done too early.
+// tracked only by a Program, since a program posts and polls without a call. If threads post or poll concurrently, the
+// order in the device is unknown. In that case requests may count as done too early.
 type workTracker struct {
 	o              *checkedObject
 	pd             *ib.PD
-	qp             *ib.QP // nil if the work belongs to an SRQ
+	domain         ib.DriverPD // domain of a program's queue
+	qp             *ib.QP      // nil if the work belongs to an SRQ
 	sigAll         bool
 	srq            *workTracker // the work of the queue pair's SRQ
 	sendCQ, recvCQ *checkedObject
@@ -65,6 +77,11 @@ type workTracker struct {
 	unsure     bool              // SRQ: a QP was destroyed while its requests were outstanding
 	sqe        sqeWatch          // UD and UC
 	flushed    int               // receives posted in a row in ERR, in functions of completions
+
+	sentCount, recvCount atomic.Uint64 // numbers of posted requests
+	connectedAt          time.Time     // time of the Modify to RTR
+	messages             atomic.Uint64 // program: number of received messages
+	peer                 atomic.Uint32 // number of the connected queue pair
 }
 
 // trackQP starts tracking the work requests of a queue pair.
@@ -122,6 +139,8 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 		wr := &wrs[i]
 		r := &trackedRequest{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry,
 			fenced: wr.Flags&ib.SendFence != 0}
+		r.info = w.newInfo(&w.sentCount, wr.Opcode.String(), f.consumerID(wr.ID), wr.SGList)
+		w.checkSendKeys(r, wr)
 		w.recordRequestMemory(r, wr)
 		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
 			r.keys = lkeysOf(wr.SGList)
@@ -139,9 +158,12 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 	w.appendPostedRequests(&w.send, posted)
 	return func(n int) {
 		w.recordSQEPosts(n)
+		w.checkPostsInErr(posted, n)
 		w.recordAcceptedRequests(&w.send, posted, n, w.sendCQ, w.sendCap)
 		w.checkQueueHasSignaledSend(f)
-		w.checkCQRoom(f, w.sendCQ)
+		if w.o.k.program == nil {
+			w.checkCQRoom(f, w.sendCQ)
+		}
 	}
 }
 
@@ -152,15 +174,43 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	}
 	var posted []*trackedRequest
 	for i := range wrs {
-		posted = append(posted, &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
-			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)})
+		r := &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
+			info:    w.newInfo(&w.recvCount, receiveOpcode, f.consumerID(wrs[i].ID), wrs[i].SGList),
+			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)}
+		w.checkTargetKeys(r, wrs[i].SGList)
+		posted = append(posted, r)
 	}
 	w.appendPostedRequests(&w.recv, posted)
 	return func(n int) {
 		w.checkEndlessFlush(f, n)
 		w.recordAcceptedRequests(&w.recv, posted, n, w.recvCQ, w.recvCap)
-		w.checkCQRoom(f, w.recvCQ)
+		if w.o.k.program == nil {
+			w.checkCQRoom(f, w.recvCQ)
+		}
 	}
+}
+
+// receiveOpcode is the opcode of a receive in a Request.
+const receiveOpcode = "receive"
+
+// newInfo describes a request that is about to be posted. count is the counter of its queue.
+func (w *workTracker) newInfo(count *atomic.Uint64, opcode string, id uint64, list []ib.SGE) Request {
+	info := Request{Opcode: opcode, ID: id, Index: count.Add(1) - 1, Posted: time.Now()}
+	if w.qp != nil {
+		info.QPN, info.Peer = w.qp.Num(), w.peer.Load()
+	}
+	for _, s := range list {
+		info.Length += uint64(s.Length)
+	}
+	return info
+}
+
+// describe describes requests for a violation.
+func describe(rs ...*trackedRequest) (list []Request) {
+	for _, r := range rs {
+		list = append(list, r.info)
+	}
+	return list
 }
 
 // appendPostedRequests appends requests to a queue at the start of their post.
@@ -198,7 +248,8 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 		}
 	}
 	*queue = slices.DeleteFunc(*queue, func(r *trackedRequest) bool {
-		if r.end == w.seq && cq != nil {
+		// An unsignaled request completes only if it fails, so a program's may never need an entry.
+		if r.end == w.seq && cq != nil && (r.signaled || w.o.k.program == nil) {
 			r.pending = cq
 			cq.pending.Add(1)
 		}
@@ -216,8 +267,16 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 func (w *workTracker) finishRequest(r *trackedRequest) {
 	r.endOwnership()
 	w.uncountRead(r)
+	r.finished = true
+	if p := w.o.k.program; p != nil {
+		p.dropContents(r.contents)
+		r.contents = nil
+	}
 	if len(r.targets) > 0 {
 		w.o.k.landings.recordChanges(r.targets)
+	}
+	if r.ownWrite.n > 0 {
+		w.o.k.landings.recordChanges([]memorySpan{r.ownWrite})
 	}
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
@@ -238,11 +297,16 @@ func (w *workTracker) uncountRead(r *trackedRequest) {
 // completions are polled, and the consumer may rely on that.
 func (w *workTracker) checkQueueHasSignaledSend(f *frame) {
 	w.mu.Lock()
-	full := len(w.send) > w.sendCap &&
+	room := w.sendCap
+	if w.o.k.program != nil {
+		room-- // the program's library refuses the next request without a call
+	}
+	full := len(w.send) > room &&
 		!slices.ContainsFunc(w.send, func(r *trackedRequest) bool { return r.signaled || r.end == 0 })
 	var oldest []uintptr
+	var about []Request
 	if full {
-		oldest = w.send[0].at
+		oldest, about = w.send[0].at, describe(w.send[len(w.send)-1], w.send[0])
 	}
 	w.mu.Unlock()
 	if !full || w.sendCQ.pollers.Load() > 0 || w.o.isDeviceInactive() {
@@ -252,6 +316,7 @@ func (w *workTracker) checkQueueHasSignaledSend(f *frame) {
 		Rule: RuleUnsignaledOnly,
 		What: fmt.Sprintf("a send queue of %d entries was filled with unsignaled work requests only: "+
 			"no completion would make room for another", w.sendCap),
+		Requests: about,
 		Stacks: []Stack{{"QP.PostSend", formatStack(f.entry)}, {"the oldest posted at", formatStack(oldest)},
 			{"the QP made at", formatStack(w.o.made)}},
 	}, w.o.dev, f.entry)
@@ -315,6 +380,7 @@ func (o *checkedObject) recordPolledCompletions(f *frame, wcs []ib.WC, before ma
 					Rule: RuleDestroyUndrained,
 					What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: "+
 						"the ID may name what has been freed", wc.QPNum),
+					Requests: describe(r),
 					Stacks: []Stack{{"CQ.Poll", formatStack(f.entry)}, {"the QP destroyed at", formatStack(w.ended)},
 						{"the work request posted at", formatStack(r.at)}},
 				}, o.dev, w.ended)
@@ -362,7 +428,7 @@ func (w *workTracker) recordCompletion(f *frame, cq *checkedObject, wc *ib.WC) (
 		var changed []*trackedRequest
 		w.mu.Lock()
 		r, changed = w.removeCompletedSends(wc)
-		w.sqe.recordFailure(w.qp, wc, f)
+		w.sqe.recordFailure(w, wc, f)
 		w.mu.Unlock()
 		w.checkSources(f, changed)
 	}
@@ -442,7 +508,7 @@ func (w *workTracker) recordQPState(s ib.QPState) {
 	switch s {
 	case ib.QPRTR:
 		w.setConnected(true)
-		w.last = false
+		w.last, w.connectedAt = false, time.Now()
 	case ib.QPReset:
 		w.setConnected(false)
 		w.dropOutstandingRequests()
@@ -490,6 +556,9 @@ func (w *workTracker) recordDestroyedQueue(at []uintptr) {
 	w.checkNotLeftInSQE(at)
 	w.checkLastWQEReached(at)
 	w.setConnected(false)
+	if w.o.k.program != nil {
+		return // its completions are known
+	}
 	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.isDeviceInactive() {
 		return
 	}
@@ -559,8 +628,9 @@ func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named 
 			continue
 		}
 		k.report(Violation{
-			Rule: RuleInFlight,
-			What: fmt.Sprintf("%s while a work request that names the region is outstanding on a %v", what, w.o.kind),
+			Rule:     RuleInFlight,
+			What:     fmt.Sprintf("%s while a work request that names the region is outstanding on a %v", what, w.o.kind),
+			Requests: describe(r),
 			Stacks: []Stack{{what, formatStack(at)}, {"the work request posted at", formatStack(r.at)},
 				{fmt.Sprintf("the %v made at", w.o.kind), formatStack(w.o.made)}},
 		}, d, at)
@@ -572,6 +642,9 @@ func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named 
 func (w *workTracker) findOutstandingRequest(kind func(*trackedRequest) bool) *trackedRequest {
 	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.mayHaveLostCompletions()) {
 		return nil
+	}
+	if w.o.k.program != nil && w.isInErr() {
+		return nil // the device executes no more requests
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,0 +1,253 @@
+package check
+
+import (
+	"slices"
+
+	"verbena/ib"
+)
+
+// copySources copies the memory that a program's request sends. It waits for the memory of the program.
+func (w *workTracker) copySources(r *trackedRequest, wr *ib.SendWR) {
+	p := w.o.k.program
+	if p == nil {
+		return
+	}
+	r.messages = w.messages.Load()
+	if x, ok := p.regionByRKey(w.o.dev, wr.RKey); ok && r.info.Opcode != ib.WRSend.String() {
+		r.ownWrite = memorySpan{wr.RemoteAddr + x.memory.Addr() - x.memory.IOVA(), r.info.Length}
+	}
+	if isSampled(r.info.Index) {
+		r.contents = w.newContents(wr.SGList, r.info.Length)
+		w.copyContents(&r.contents)
+	}
+}
+
+// regionByRKey returns the region of a program with a remote key.
+func (p *Program) regionByRKey(dev *ib.Device, rkey uint32) (region *memoryRegion, ok bool) {
+	p.k.regions.Range(func(_, x any) bool {
+		r := x.(*memoryRegion)
+		if ok = r.key.dev == dev && r.memory != nil && r.user.rkey == rkey; ok {
+			region = r
+		}
+		return !ok
+	})
+	return region, ok
+}
+
+// newContents returns the elements of a list, up to a length, without copies.
+func (w *workTracker) newContents(list []ib.SGE, length uint64) (all []*contents) {
+	for _, s := range list {
+		n := min(uint64(s.Length), length)
+		length -= n
+		if r := w.findRegion(s); r != nil && n > 0 && !r.memory.OnDemand() {
+			all = append(all, &contents{of: r, addr: s.Addr, n: n, at: s.Addr + r.memory.Addr() - r.memory.IOVA()})
+		}
+	}
+	return all
+}
+
+// copyContents copies the elements. It removes elements that cannot be read, and those for which there is no room.
+func (w *workTracker) copyContents(all *[]*contents) {
+	p := w.o.k.program
+	*all = slices.DeleteFunc(*all, func(c *contents) bool {
+		if p.copied.Add(int64(c.size())) > maxCopies {
+			p.copied.Add(-int64(c.size()))
+			return true
+		}
+		c.writes = p.writes.changeCount()
+		c.copied = make([]byte, c.size())
+		if c.read(c.copied) != nil {
+			p.copied.Add(-int64(c.size()))
+			return true
+		}
+		return false
+	})
+}
+
+func (p *Program) dropContents(all []*contents) {
+	for _, c := range all {
+		p.copied.Add(-int64(len(c.copied)))
+	}
+}
+
+// Arrival is a completion that the device has reported, and the program has not received, with the memory to compare.
+type Arrival struct {
+	w       *workTracker
+	sources []arrivedData
+	targets []arrivedData
+	seen    bool // the targets have been copied
+}
+
+// arrivedData is the memory of a request that the device has executed.
+type arrivedData struct {
+	r   *trackedRequest
+	all []*contents
+}
+
+// Arrived records that the device has reported a completion, with the ID of its post. It returns nil if there is no
+// memory to compare. Otherwise the caller calls Copy soon, waits, and calls Compare before it delivers the completion.
+// Arrived may not sleep.
+func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
+	q := c.p.qpOf(wc.QPNum)
+	if q == nil {
+		return nil
+	}
+	w := q.o.work
+	a := &Arrival{w: w}
+	w.mu.Lock()
+	i := slices.IndexFunc(w.send, func(r *trackedRequest) bool { return r.id == wc.ID })
+	if i >= 0 && wc.Status == ib.WCSuccess {
+		for _, r := range w.send[:i+1] {
+			if len(r.contents) > 0 {
+				a.sources = append(a.sources, arrivedData{r, r.contents})
+				r.contents = nil
+			}
+			if r.isRead && isSampled(r.info.Index) {
+				a.targets = append(a.targets, arrivedData{r, w.newContents(r.list, r.info.Length)})
+			}
+		}
+	}
+	w.mu.Unlock()
+	if i < 0 && wc.Status == ib.WCSuccess {
+		w.messages.Add(1)
+		if wc.Opcode == ib.WCRecv {
+			a.addReceive(wc)
+		}
+	}
+	if len(a.sources) == 0 && len(a.targets) == 0 {
+		return nil
+	}
+	return a
+}
+
+// grhLen is the length of the global routing header in front of a received datagram, in bytes.
+const grhLen = 40
+
+// addReceive adds the memory of a completed receive.
+func (a *Arrival) addReceive(wc *ib.WC) {
+	from := a.w
+	if from.srq != nil {
+		from = from.srq
+	}
+	n := uint64(wc.ByteLen)
+	from.mu.Lock()
+	defer from.mu.Unlock()
+	i := slices.IndexFunc(from.recv, func(r *trackedRequest) bool { return r.id == wc.ID })
+	if i < 0 || !isSampled(from.recv[i].info.Index) {
+		return
+	}
+	r := from.recv[i]
+	r.info.QPN, r.info.Peer = a.w.qp.Num(), a.w.peer.Load()
+	if all := from.newContents(r.list, n); len(all) > 0 {
+		a.targets = append(a.targets, arrivedData{r, all})
+	}
+}
+
+// Copy copies the memory to which the device has stored the data. It waits for the memory of the program. Calls of Copy
+// and Compare must not overlap.
+func (a *Arrival) Copy() {
+	if a.seen {
+		return
+	}
+	a.seen = true
+	for i := range a.targets {
+		a.w.copyContents(&a.targets[i].all)
+	}
+}
+
+// Compare reports memory that has changed. It waits for the memory of the program.
+func (a *Arrival) Compare() {
+	p := a.w.o.k.program
+	for _, s := range a.sources {
+		for _, c := range s.all {
+			a.compare(s.r, c, p.sourceRule)
+		}
+	}
+	for i := range a.targets {
+		t := &a.targets[i]
+		for _, c := range t.all {
+			a.compare(t.r, c, func(*workTracker, *trackedRequest, *contents) (Rule, string) {
+				return RuleTargetWritten, "the program changed the memory of a work request before it polled the completion: an " +
+					"adapter may store the data later, and overwrite the change"
+			})
+		}
+	}
+	a.Drop()
+}
+
+// Drop frees the copies of a completion that is not compared, or has been compared. It may not sleep.
+func (a *Arrival) Drop() {
+	p := a.w.o.k.program
+	for _, list := range [][]arrivedData{a.sources, a.targets} {
+		for _, d := range list {
+			p.dropContents(d.all)
+		}
+	}
+	a.sources, a.targets = nil, nil
+}
+
+// compare reports a change of an element. rule returns the violated rule and its description.
+func (a *Arrival) compare(r *trackedRequest, c *contents, rule func(*workTracker, *trackedRequest, *contents) (Rule,
+	string)) {
+	if c.copied == nil {
+		return
+	}
+	p := a.w.o.k.program
+	d, unmapped := c.difference()
+	if unmapped {
+		p.k.report(Violation{Rule: RuleUnmapped, What: "the memory of an outstanding work request was unmapped",
+			Requests: describe(r)}, a.w.o.dev, nil)
+		return
+	}
+	if d == nil || a.w.mayHaveLostCompletions() || p.writes.mayHaveChanged(c.span(), c.writes) {
+		return
+	}
+	which, what := rule(a.w, r, c)
+	p.k.report(Violation{Rule: which, What: what, Requests: describe(r), Memory: d}, a.w.o.dev, nil)
+}
+
+// sourceRule returns the rule that a change of a request's source violates.
+func (p *Program) sourceRule(w *workTracker, r *trackedRequest, c *contents) (Rule, string) {
+	if w.messages.Load() != r.messages || p.hasPeerWritten(r, c) {
+		return RuleSourceAfterReply, "the memory of a work request was changed after a message of the peer, and before the " +
+			"completion was polled: the device may have to send it again"
+	}
+	return RuleSourceChanged, "the memory of a work request was changed before the completion was polled: the peer may " +
+		"get the old data or the new data"
+}
+
+// hasPeerWritten reports whether the device may have stored data of a peer's WRITE since the post of a request. c is a
+// copy from the time of the post.
+func (p *Program) hasPeerWritten(r *trackedRequest, c *contents) bool {
+	written, complete := p.writes.since(c.writes)
+	if !complete {
+		return true
+	}
+	finished, complete := p.k.landings.since(r.since)
+	if !complete {
+		return true
+	}
+	return slices.ContainsFunc(written, func(s memorySpan) bool {
+		return !p.isTarget(s) &&
+			!slices.ContainsFunc(finished, func(t memorySpan) bool { return t.contains(s) })
+	})
+}
+
+// isTarget reports whether an outstanding request of the program stores to a range.
+func (p *Program) isTarget(s memorySpan) bool {
+	var all []*workTracker
+	p.k.mu.Lock()
+	for o := range p.k.live {
+		if o.work != nil {
+			all = append(all, o.work)
+		}
+	}
+	p.k.mu.Unlock()
+	return slices.ContainsFunc(all, func(w *workTracker) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.ContainsFunc(slices.Concat(w.send, w.recv), func(r *trackedRequest) bool {
+			return r.ownWrite.contains(s) || slices.ContainsFunc(r.targets, func(t memorySpan) bool { return t.contains(s) })
+		})
+	})
+}

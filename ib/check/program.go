@@ -1,0 +1,481 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// User is implemented by an ib.UserContext whose program may ask for checks.
+type User interface {
+	// CheckConfig returns the settings, or nil if the program did not ask. CheckConfig may not sleep.
+	CheckConfig() *ProgramConfig
+	// IsEnding reports whether the context is being closed, for example at the end of the process. Destructions by the
+	// close are not reported. IsEnding may not sleep.
+	IsEnding() bool
+}
+
+// ProgramConfig configures the checks of a program.
+type ProgramConfig struct {
+	Rules RuleSet // enabled rules
+	// Report is called for each violation, once for each site: a rule, an opcode and a region. When the program is
+	// closed, Report is called again for each repeated violation, with its number. Report may be called with locks held.
+	// It may not sleep.
+	Report func(Violation)
+}
+
+// maxProgramSites limits the violations of a program that are reported.
+const maxProgramSites = 100
+
+// Program checks the objects of a user context. The program posts and polls in shared memory, without a call. A
+// wrapper of the driver (package driver/relay) therefore reports each step of a work request to the Program: the post,
+// the arrival of the completion, its delivery to the queue of the program, and its poll. The rules are those of checked
+// mode. Violations have no stacks.
+//
+// A rule about memory is decided by comparison: the contents must not change while the request is outstanding, unless
+// the device stores to the memory.
+type Program struct {
+	k      *checker
+	cfg    ProgramConfig
+	user   User
+	writes deviceWrites
+	copied atomic.Int64 // total size of the copies
+
+	mu    sync.Mutex // a leaf
+	qps   map[uint32]*UserQP
+	keys  map[regionKey]*userRegion // by local key: present and ended regions
+	ended []regionKey               // keys of ended regions, oldest first
+}
+
+// NewProgram returns the checks of a user context.
+func NewProgram(cfg ProgramConfig, user User) *Program {
+	p := &Program{cfg: cfg, user: user, qps: map[uint32]*UserQP{}, keys: map[regionKey]*userRegion{}}
+	p.k = newChecker(Config{Report: cfg.Report, TargetReuse: cfg.Rules.Has(RuleTargetReused)})
+	p.k.program = p
+	return p
+}
+
+func (p *Program) isEnding() bool { return p.user.IsEnding() }
+
+// Close reports the numbers of repeated violations. No other method may be called afterwards.
+func (p *Program) Close() {
+	k := p.k
+	k.reporting.Lock()
+	defer k.reporting.Unlock()
+	for _, s := range k.sites {
+		if s.count > 1 {
+			v := s.first
+			v.Count = s.count
+			k.cfg.Report(v)
+		}
+	}
+	clear(k.sites)
+}
+
+// programSite identifies the place of a violation of a program.
+func (v *Violation) programSite() string {
+	if len(v.Requests) == 0 {
+		return fmt.Sprint(v.Rule, v.Device, v.What)
+	}
+	region := uint64(0)
+	if v.Memory != nil {
+		region = v.Memory.region
+	}
+	return fmt.Sprint(v.Rule, v.Device, v.Requests[0].Opcode, region)
+}
+
+// newObject returns the checked state of an object of the program.
+func (p *Program) newObject(self any, kind string, dev *ib.Device) *checkedObject {
+	o := &checkedObject{k: p.k, self: self, kind: kind, dev: dev}
+	o.addLiveObject()
+	return o
+}
+
+// deviceWrites records the ranges to which the device has stored data.
+type deviceWrites struct{ memoryChanges }
+
+// record records the begin or the end of a store.
+func (d *deviceWrites) record(addr, n uint64) { d.recordChanges([]memorySpan{{addr, n}}) }
+
+// since returns the ranges since a count. complete is false if some are no longer known.
+func (l *memoryChanges) since(count uint64) (spans []memorySpan, complete bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.count-count > maxLandings {
+		return nil, false
+	}
+	for n := count; n < l.count; n++ {
+		spans = append(spans, l.last[n%maxLandings])
+	}
+	return spans, true
+}
+
+// contains reports whether o lies in s.
+func (s memorySpan) contains(o memorySpan) bool {
+	return o.addr >= s.addr && o.n <= s.n && o.addr-s.addr <= s.n-o.n
+}
+
+// UserMR is the checked state of a region of a program.
+type UserMR struct {
+	p *Program
+	o *checkedObject
+}
+
+// userRegion describes a region of a program.
+type userRegion struct {
+	domain     any
+	access     ib.AccessFlags
+	lkey, rkey uint32
+	iova, n    uint64
+	known      bool      // iova and n are valid
+	endedBy    string    // "" while the region exists
+	ended      time.Time // valid with endedBy
+}
+
+// maxEndedKeys limits the ended regions that a program's checks remember.
+const maxEndedKeys = 4096
+
+// ObserveRegion must be called before the region is used. It may not sleep.
+func (p *Program) ObserveRegion(r *umem.Region) {
+	if !r.OnDemand() {
+		r.ObserveWrites(p.writes.record)
+	}
+}
+
+// AddMR adds a region with its keys. domain is the driver's side of its protection domain.
+func (p *Program) AddMR(mr *ib.MR) *UserMR { return &UserMR{p, p.newObject(mr, "MR", mr.Device())} }
+
+// SetMemory sets the memory and the keys of the region, when it has been registered or changed. r may be nil. SetMemory
+// may not sleep.
+func (m *UserMR) SetMemory(r *umem.Region, domain ib.DriverPD, access ib.AccessFlags, lkey, rkey uint32) {
+	u := &userRegion{domain: domain, access: access, lkey: lkey, rkey: rkey}
+	if r != nil && !r.OnDemand() {
+		u.iova, u.n, u.known = r.IOVA(), r.Len(), true
+	}
+	x := &memoryRegion{key: regionKey{m.o.dev, lkey}, memory: r, user: u}
+	m.o.region.Store(x)
+	m.o.k.regions.Store(x.key, x)
+	m.p.mu.Lock()
+	defer m.p.mu.Unlock()
+	m.p.keys[x.key] = u
+}
+
+// Ending records the begin of a deregistration, or of another change of the region, and reports outstanding requests
+// that use it. It waits for comparisons of the memory.
+func (m *UserMR) Ending(what string) {
+	x := m.o.region.Load()
+	if x == nil {
+		return
+	}
+	m.o.endRegionComparisons()
+	m.o.k.reportRegionInUse(m.o.dev, nil, what, func(r *trackedRequest) bool {
+		return slices.Contains(r.keys, x.user.lkey)
+	}, nil)
+	m.p.mu.Lock()
+	defer m.p.mu.Unlock()
+	x.user.endedBy, x.user.ended = what, time.Now()
+	m.p.ended = append(m.p.ended, x.key)
+	if len(m.p.ended) > maxEndedKeys {
+		if old := m.p.keys[m.p.ended[0]]; old != nil && old.endedBy != "" {
+			delete(m.p.keys, m.p.ended[0])
+		}
+		m.p.ended = m.p.ended[1:]
+	}
+}
+
+// Destroyed records the end of the region.
+func (m *UserMR) Destroyed() { m.o.removeLiveObject() }
+
+// UserCQ is the checked state of a completion queue of a program. The caller serialises Arrived, Delivered and
+// Consumed.
+type UserCQ struct {
+	p         *Program
+	o         *checkedObject
+	delivered []delivery // completions that the program has not polled
+}
+
+// delivery is a completion in the queue of the program.
+type delivery struct {
+	wc ib.WC
+	qp *UserQP
+}
+
+// AddCQ adds a completion queue. look calls Consumed with the present number of completions in the queue. It may not
+// sleep.
+func (p *Program) AddCQ(cq *ib.CQ, look func()) *UserCQ {
+	c := &UserCQ{p: p, o: p.newObject(cq, "CQ", cq.Device())}
+	c.o.look = look
+	return c
+}
+
+// Destroyed records the end of the queue.
+func (c *UserCQ) Destroyed() { c.o.removeLiveObject() }
+
+// Overrun records that a completion was lost.
+func (c *UserCQ) Overrun() { c.o.broken.Store(true) }
+
+// Armed records that the program has armed the queue. waiting is the number of completions in the queue. Armed may not
+// sleep.
+func (c *UserCQ) Armed(waiting int) {
+	if waiting > 0 {
+		c.o.expectPoll(0, true, nil)
+	}
+}
+
+// Notified records an event for the program.
+func (c *UserCQ) Notified() { c.o.answers.Add(1) }
+
+// Delivered records that a completion, with the ID of its post, is about to be added to the queue of the program.
+func (c *UserCQ) Delivered(wc *ib.WC) {
+	c.delivered = append(c.delivered, delivery{*wc, c.p.qpOf(wc.QPNum)})
+}
+
+// Consumed records that only the last waiting completions are still in the queue of the program. It reports a queue
+// without enough room for the outstanding requests.
+func (c *UserCQ) Consumed(waiting int) {
+	n := max(len(c.delivered)-waiting, 0)
+	f := &frame{k: c.p.k, what: "ibv_poll_cq", entry: []uintptr{}} // sqeWatch distinguishes nil
+	for i := range c.delivered[:n] {
+		d := &c.delivered[i]
+		if d.qp == nil {
+			continue
+		}
+		r := d.qp.o.work.recordCompletion(f, c.o, &d.wc)
+		if r != nil && d.qp.destroyed.Load() && !d.qp.o.work.mayHaveLostCompletions() {
+			c.p.k.report(Violation{
+				Rule: RuleDestroyUndrained,
+				What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: an adapter may discard it",
+					d.wc.QPNum),
+				Requests: describe(r),
+			}, c.o.dev, nil)
+		}
+	}
+	if n > 0 {
+		c.o.polls.Add(1)
+		if c.delivered = c.delivered[n:]; len(c.delivered) == 0 {
+			c.delivered = nil
+		}
+	}
+	c.checkRoom()
+	c.o.confirmReuse()
+}
+
+// checkRoom reports a queue without enough room for the outstanding requests. The program has not polled more
+// completions than the checks know, so all counted requests are outstanding.
+func (c *UserCQ) checkRoom() {
+	n, entries := c.o.pending.Load(), c.o.self.(*ib.CQ).Entries()
+	if n <= int64(entries) || c.o.broken.Load() || c.o.isDeviceInactive() {
+		return
+	}
+	c.p.k.report(Violation{
+		Rule: RuleCQTooSmall,
+		What: fmt.Sprintf("%d posted work requests complete on a CQ of %d entries", n, entries),
+	}, c.o.dev, nil)
+}
+
+// qpOf returns the queue pair with a number, or nil.
+func (p *Program) qpOf(num uint32) *UserQP {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.qps[num]
+}
+
+// UserSRQ is the checked state of a shared receive queue of a program.
+type UserSRQ struct{ userQueue }
+
+// UserQP is the checked state of a queue pair of a program.
+type UserQP struct {
+	userQueue
+	destroyed atomic.Bool
+}
+
+// userQueue is a queue with work requests.
+type userQueue struct {
+	p *Program
+	o *checkedObject
+}
+
+// AddSRQ adds a shared receive queue.
+func (p *Program) AddSRQ(srq *ib.SRQ, domain ib.DriverPD, maxWR uint32) *UserSRQ {
+	s := &UserSRQ{userQueue{p, p.newObject(srq, "SRQ", srq.Device())}}
+	s.o.work = &workTracker{o: s.o, domain: domain, recvCap: int(maxWR)}
+	return s
+}
+
+// AddQP adds a queue pair. c is the capacity that the program knows. The queues may be nil.
+func (p *Program) AddQP(qp *ib.QP, init *ib.DriverQPInit, c ib.QPCap, send, recv *UserCQ, srq *UserSRQ) *UserQP {
+	q := &UserQP{userQueue: userQueue{p, p.newObject(qp, "QP", qp.Device())}}
+	w := &workTracker{o: q.o, qp: qp, domain: init.PD, sigAll: init.SigAll, sendCap: int(c.MaxSendWR),
+		recvCap: int(c.MaxRecvWR)}
+	if send != nil {
+		w.sendCQ = send.o
+	}
+	if recv != nil {
+		w.recvCQ = recv.o
+	}
+	if srq != nil {
+		w.srq = srq.o.work
+	}
+	q.o.work = w
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.qps[qp.Num()] = q
+	return q
+}
+
+// Sending records a request before its post. wr.ID identifies the completion, and id is the program's ID. After the
+// post, the caller calls the returned function with the number of accepted requests. Sending waits for the memory of
+// the program.
+func (q *UserQP) Sending(wr *ib.SendWR, id uint64) (posted func(n int)) {
+	f := &frame{k: q.p.k, what: "ibv_post_send", userID: &id}
+	return q.o.work.recordSends(f, []ib.SendWR{*wr})
+}
+
+// Receiving is the equivalent of Sending for receives. It may not sleep.
+func (q *userQueue) Receiving(wr *ib.RecvWR, id uint64) (posted func(n int)) {
+	f := &frame{k: q.p.k, what: "ibv_post_recv", userID: &id}
+	return q.o.work.recordRecvs(f, []ib.RecvWR{*wr})
+}
+
+// Modifying records the begin of a Modify, and Modified its success.
+func (q *UserQP) Modifying(attr *ib.QPAttr, mask ib.QPAttrMask) { q.o.work.recordModify(attr, mask) }
+
+// Modified records a successful Modify.
+func (q *UserQP) Modified(attr *ib.QPAttr, mask ib.QPAttrMask) {
+	if mask&ib.QPAttrDestQPN != 0 {
+		q.o.work.peer.Store(attr.DestQPN)
+	}
+	if mask&ib.QPAttrState != 0 {
+		q.o.work.recordQPState(attr.State)
+	}
+}
+
+// Destroyed records the end of the queue pair. Consumed must have been called for its completion queues before.
+func (q *UserQP) Destroyed() {
+	q.destroyed.Store(true)
+	q.o.removeLiveObject()
+	q.p.mu.Lock()
+	defer q.p.mu.Unlock()
+	if num := q.o.work.qp.Num(); q.p.qps[num] == q {
+		delete(q.p.qps, num)
+	}
+}
+
+// Destroyed records the end of the queue.
+func (s *UserSRQ) Destroyed() { s.o.removeLiveObject() }
+
+// firstSecond is the time after Modify to RTR in which RuleNoReceive applies.
+const firstSecond = time.Second
+
+// NoReceive records that a message of the peer has found no receive. It may not sleep.
+func (q *UserQP) NoReceive() {
+	w := q.o.work
+	w.mu.Lock()
+	since := time.Since(w.connectedAt)
+	applies := w.connected && w.qp.Type() == ib.QPTypeRC && since < firstSecond && !w.connectedAt.IsZero()
+	w.mu.Unlock()
+	if !applies || w.isInErr() {
+		return
+	}
+	q.p.k.report(Violation{
+		Rule: RuleNoReceive,
+		What: fmt.Sprintf("a message arrived %v after the Modify to RTR, and no receive was posted: the peer waits, or fails "+
+			"with a receiver-not-ready error", since.Round(time.Microsecond)),
+		Requests: []Request{{QPN: w.qp.Num(), Peer: w.peer.Load(), Opcode: receiveOpcode}},
+	}, q.o.dev, nil)
+}
+
+// DestroyedAH reports a request with an address handle that does not exist.
+func (q *UserQP) DestroyedAH(opcode ib.WROpcode, id uint64) {
+	w := q.o.work
+	q.p.k.report(Violation{
+		Rule: RuleUseAfterDestroy, What: "ibv_post_send of a work request that names an AH that was destroyed",
+		Requests: []Request{{QPN: w.qp.Num(), Opcode: opcode.String(), ID: id, Index: w.sentCount.Load(),
+			Posted: time.Now()}},
+	}, q.o.dev, nil)
+}
+
+// consumerID returns the consumer's ID of a posted request.
+func (f *frame) consumerID(id uint64) uint64 {
+	if f.userID != nil {
+		return *f.userID
+	}
+	return id
+}
+
+// checkSendKeys checks the local keys of a program's send.
+func (w *workTracker) checkSendKeys(r *trackedRequest, wr *ib.SendWR) {
+	if w.o.k.program == nil || wr.Flags&ib.SendInline != 0 || w.isInErr() {
+		return
+	}
+	switch wr.Opcode {
+	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
+		w.checkTargetKeys(r, wr.SGList)
+	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+		w.checkKeys(r, wr.SGList, 0)
+	}
+}
+
+// checkTargetKeys checks the local keys of memory that a program's request changes.
+func (w *workTracker) checkTargetKeys(r *trackedRequest, list []ib.SGE) {
+	if w.o.k.program == nil || w.isInErr() {
+		return
+	}
+	w.recordTargets(r, list)
+	w.checkKeys(r, list, ib.AccessLocalWrite)
+}
+
+// recordTargets retains the elements of memory that a program's request changes.
+func (w *workTracker) recordTargets(r *trackedRequest, list []ib.SGE) {
+	if w.o.k.program != nil {
+		r.list = slices.Clone(list)
+	}
+}
+
+// checkKeys reports elements that the device will refuse.
+func (w *workTracker) checkKeys(r *trackedRequest, list []ib.SGE, right ib.AccessFlags) {
+	p := w.o.k.program
+	for _, s := range list {
+		if s.Length == 0 {
+			continue
+		}
+		if rule, what := p.judgeKey(regionKey{w.o.dev, s.LKey}, &s, w.domain, right); rule != 0 {
+			p.k.report(Violation{Rule: rule, What: what, Requests: describe(r)}, w.o.dev, nil)
+			return
+		}
+	}
+}
+
+// judgeKey returns the rule that an element violates, or 0.
+func (p *Program) judgeKey(key regionKey, s *ib.SGE, domain any, right ib.AccessFlags) (rule Rule, what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u := p.keys[key]
+	switch {
+	case u == nil:
+		for _, x := range p.keys {
+			if x.rkey == s.LKey && x.endedBy == "" {
+				return RuleKeyKind, fmt.Sprintf("an element names its memory by %#x, the remote key of a region; the local "+
+					"key is %#x", s.LKey, x.lkey)
+			}
+		}
+		return RuleKeyUnknown, fmt.Sprintf("an element has the local key %#x, which no region has", s.LKey)
+	case u.endedBy != "":
+		return RuleKeyEnded, fmt.Sprintf("an element has the local key %#x, which %s ended %v before", s.LKey, u.endedBy,
+			time.Since(u.ended).Round(time.Microsecond))
+	case u.domain != domain:
+		return RuleKeyDomain, fmt.Sprintf("an element has the local key %#x of a region of another protection domain", s.LKey)
+	case u.known && (s.Addr < u.iova || uint64(s.Length) > u.n || s.Addr-u.iova > u.n-uint64(s.Length)):
+		return RuleKeyRange, fmt.Sprintf("an element of %d bytes at %#x exceeds its region of %d bytes at %#x", s.Length,
+			s.Addr, u.n, u.iova)
+	case right&^u.access != 0:
+		return RuleKeyRight, fmt.Sprintf("the device is to store to memory of a region without IBV_ACCESS_LOCAL_WRITE (local "+
+			"key %#x)", s.LKey)
+	}
+	return 0, ""
+}
