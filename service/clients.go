@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/ctl"
 	"verbena/internal/procfile"
@@ -407,7 +408,14 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	}
 	var theirs *os.File // the launcher's end of the trace
 	var trace *callTrace
-	if a.Trace || a.Explain {
+	if a.Sanitize != nil {
+		if info.Checks, err = check.ParseProgramRules(a.Sanitize.Rules); err != nil {
+			_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
+			c.Discard(listener)
+			return
+		}
+	}
+	if a.Trace || a.Explain || a.Sanitize != nil {
 		t, f, end, err := s.startTrace(who)
 		if err != nil {
 			_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
@@ -420,6 +428,7 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 		if a.Trace {
 			info.Trace = t.sendLine
 		}
+		info.Violation = func(pid int, name string, v check.Violation) { t.sendViolation(pid, name, &v) }
 	}
 	session, err := s.guests.Attach(listener, info)
 	if err != nil {
@@ -429,7 +438,7 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	}
 	err = s.replyWithFD(c,
 		&ctl.Response{Attached: &ctl.AttachResult{Dir: session.Name(), Helped: session.UsesHelper(),
-			Weak: a.Weak != nil, Traced: session.NeedsPtracer()}}, theirs)
+			Weak: a.Weak != nil, Sanitize: a.Sanitize != nil, Traced: session.NeedsPtracer()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // the trace ends when the launcher closes its own end
 	}

@@ -378,7 +378,7 @@ func (pc *pathCalls) openDevice(n *deviceNode, flags uint64) callResult {
 		return failWith(err)
 	}
 	o := &opener{process: p, session: t, opened: space, execsBefore: p.execs.Load(), id: id, user: p.user}
-	o.nativeDoorbells = !n.cm && !n.stores && pc.caller.mayRingNatively(th, space, flags)
+	o.nativeDoorbells = !n.cm && !n.stores && t.info.Checks == 0 && pc.caller.mayRingNatively(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither reading nor writing, only ioctl(2)
 		how = unix.O_RDONLY

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
@@ -186,6 +187,16 @@ func (o *opener) WeakConfig() *weak.Config {
 	own := *c
 	own.Seed += (o.session.weakDevices.Add(1) - 1) << 32
 	return &own
+}
+
+// CheckConfig implements uverbs.Checked.
+func (o *opener) CheckConfig() *check.ProgramConfig {
+	info := &o.session.info
+	if info.Checks == 0 {
+		return nil
+	}
+	return &check.ProgramConfig{Rules: info.Checks,
+		Report: func(v check.Violation) { info.Violation(o.id.pid, o.id.name, v) }}
 }
 
 // User returns the user charged for objects. For a set-uid program, the charged user is the real user.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
@@ -44,6 +45,10 @@ type SessionInfo struct {
 	Trace func(line string)
 	// Weak, if not nil, makes the devices of the program the least convenient that the specification permits.
 	Weak *weak.Config
+	// Checks is the set of the rules that the sanitizer checks. If it is not empty, doorbells are not native. Violation is
+	// called for each violation by a process. It may not sleep.
+	Checks    check.RuleSet
+	Violation func(pid int, name string, v check.Violation)
 	// Notice, if not nil, shows a line of text to the user of the program. It may sleep.
 	Notice func(text string) error
 }

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/quota"
 	"verbena/internal/states"
 	"verbena/umem"
 )
 
-// Process is the process that opened a file. A Process may implement ib.LibraryFaulter, weak.User and Hinter.
+// Process is the process that opened a file. A Process may implement ib.LibraryFaulter, weak.User, Checked and
+// Hinter.
 type Process interface {
 	PID() int
 	Name() string
@@ -244,6 +246,23 @@ func (c userContext) WeakConfig() *weak.Config {
 	}
 	return nil
 }
+
+// Checked is implemented by a Process that may ask for checks of its use of verbs.
+type Checked interface {
+	// CheckConfig returns the settings, or nil. CheckConfig may not sleep.
+	CheckConfig() *check.ProgramConfig
+}
+
+// CheckConfig implements check.User.
+func (c userContext) CheckConfig() *check.ProgramConfig {
+	if x, ok := c.f.proc.(Checked); ok {
+		return x.CheckConfig()
+	}
+	return nil
+}
+
+// IsEnding implements check.User.
+func (c userContext) IsEnding() bool { return c.f.end.Load() != nil }
 
 // LibraryFault implements ib.LibraryFaulter.
 func (c userContext) LibraryFault(fault ib.LibraryFault) {

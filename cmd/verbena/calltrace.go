@@ -59,8 +59,10 @@ func (nopCloser) Close() error { return nil }
 type traceCopier struct {
 	from  *ctl.CallTrace
 	lines chan string
-	done  chan struct{}
-	err   error // valid once done is closed
+	// reports receives the lines of the sanitizer; nil if there is none
+	reports *reportPrinter
+	done    chan struct{}
+	err     error // valid once done is closed
 	// causes are the explanations of failures; valid once done is closed.
 	causes []string
 	// unfinished is set if other processes of the program go on, so that the service has not explained its failures.
@@ -71,8 +73,8 @@ type traceCopier struct {
 // and the service drops trace lines.
 const maxTraceLines = 1 << 16
 
-func startTracing(from *ctl.CallTrace, to io.WriteCloser) *traceCopier {
-	t := &traceCopier{from: from, lines: make(chan string, maxTraceLines), done: make(chan struct{})}
+func startTracing(from *ctl.CallTrace, to io.WriteCloser, reports *reportPrinter) *traceCopier {
+	t := &traceCopier{from: from, reports: reports, lines: make(chan string, maxTraceLines), done: make(chan struct{})}
 	go func() {
 		defer close(t.lines)
 		for {
@@ -98,6 +100,10 @@ func (t *traceCopier) writeQueuedLines(to io.Writer) error {
 	for line := range t.lines {
 		if cause, ok := strings.CutPrefix(line, ctl.CausePrefix); ok {
 			t.causes = append(t.causes, replaceControlChars(cause))
+			continue
+		}
+		if report, ok := strings.CutPrefix(line, ctl.ReportPrefix); ok && t.reports != nil {
+			t.reports.add(report)
 			continue
 		}
 		w.WriteString(replaceControlChars(line))

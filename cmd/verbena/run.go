@@ -25,16 +25,20 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private     bool      `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
-	Outlive     bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
-	Capture     string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
-	Trace       traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
-	TraceFile   string    `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
-	Explain     bool      `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
-	Weak        weakFlag  `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure." placeholder:"SEED" complete:"none"`
-	WeakChoices []string  `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
-	Program     []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
+	Private              bool         `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
+	Outlive              bool         `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
+	Capture              string       `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
+	Trace                traceFlag    `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	TraceFile            string       `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
+	Explain              bool         `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
+	Weak                 weakFlag     `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure." placeholder:"SEED" complete:"none"`
+	WeakChoices          []string     `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
+	Sanitize             sanitizeFlag `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program." placeholder:"CHECKS" complete:"none"`
+	SanitizeReport       string       `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
+	SanitizeSuppressions string       `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
+	Program              []string     `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
+	reports *reportPrinter // nil without --sanitize
 	traceTo io.WriteCloser // destination of the trace
 	// With --private, the control socket for commands of the program, and its removal. "" and nil if it could not be made.
 	privateSocket string
@@ -51,7 +55,7 @@ const (
 func (r *runCmd) Help() string {
 	return `The program runs as it is, with this terminal, environment, directory and user. It uses the user's running
 service, or starts one that ends when it has been idle. Exit code: the program's; 128 + N if signal N ended it;
-125 for a failure of verbena's own, such as a --capture file that could not be written; 126 if the program cannot be run; 127 if it is not found.`
+66 after a report of --sanitize; 125 for a failure of verbena's own, such as a --capture file that could not be written; 126 if the program cannot be run; 127 if it is not found.`
 }
 
 func (r *runCmd) Run(c *cli) error {
@@ -79,6 +83,9 @@ func (r *runCmd) Run(c *cli) error {
 		return err
 	}
 	if err := r.checkWeak(); err != nil {
+		return err
+	}
+	if r.reports, err = r.newReportPrinter(); err != nil {
 		return err
 	}
 	if r.Trace.on {
@@ -202,6 +209,14 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			return
 		}
 		terr := trace.finish()
+		if r.reports != nil {
+			found, rerr := r.reports.finish()
+			terr = errors.Join(terr, rerr)
+			var code exitCodeError
+			if found && !r.Sanitize.log && errors.As(err, &code) {
+				err = exitCodeError(sanitizeExitCode)
+			}
+		}
 		if err != exitCodeError(0) {
 			for _, line := range trace.causes {
 				fmt.Fprintln(os.Stderr, "verbena: explain:", line)
@@ -231,14 +246,18 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 	defer done()
 	launch.Handover = func(listener *os.File) (err error) {
 		attached, err = client.Attach(
-			ctl.Attach{Args: argv, Trace: r.Trace.on, Explain: r.Explain, Weak: r.weakRequest()}, listener)
+			ctl.Attach{Args: argv, Trace: r.Trace.on, Explain: r.Explain, Weak: r.weakRequest(),
+				Sanitize: r.Sanitize.request()}, listener)
 		if err != nil {
 			return err
 		}
 		if r.Weak.on && !attached.Weak {
 			return errors.New("run: the running service is an older build without --weak: end it with `verbena stop`")
 		}
-		if r.Trace.on || r.Explain {
+		if r.Sanitize.on && !attached.Sanitize {
+			return errors.New("run: the running service is an older build without --sanitize: end it with `verbena stop`")
+		}
+		if r.Trace.on || r.Explain || r.Sanitize.on {
 			if attached.Trace == nil {
 				return errors.New("run: the running service is an older build without --trace or --explain: end it with `verbena stop`")
 			}
@@ -246,7 +265,7 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			if to == nil {
 				to = nopCloser{io.Discard}
 			}
-			trace = startTracing(attached.Trace, to)
+			trace = startTracing(attached.Trace, to, r.reports)
 		}
 		launch.AdoptOrphans = attached.Helped
 		if attached.Traced {

@@ -8,6 +8,7 @@ import (
 
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/notify"
 	"verbena/uapi"
@@ -28,6 +29,9 @@ type cq struct {
 	dead  bool
 	wcs   [16]ib.WC
 	added uapi.WC
+
+	checked *check.UserCQ // nil: no checks
+	held    heldCompletions
 
 	retry retryList
 }
@@ -87,6 +91,9 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 		_ = c.DriverCQ.Destroy()
 		return nil, err
 	}
+	if p.checks != nil {
+		c.checked = p.checks.AddCQ(h.CQ(), c.look)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cqs[c] = struct{}{}
@@ -139,6 +146,9 @@ func (c *cq) moveCompletions() (again bool) {
 		if n > 0 {
 			continue
 		}
+		if c.checked != nil {
+			c.deliverHeld()
+		}
 		if err != nil {
 			return false
 		}
@@ -148,22 +158,45 @@ func (c *cq) moveCompletions() (again bool) {
 	return false
 }
 
-// add passes a completion on to the program.
+// add passes a completion on to the program, or holds it for the checks.
 //
 //verbena:held mu
 func (c *cq) add(wc *ib.WC) {
+	if c.checked != nil && !c.p.detached.Load() {
+		c.hold(wc)
+	} else {
+		c.deliver(wc)
+	}
+}
+
+// deliver adds a completion to the program's queue.
+//
+//verbena:held mu
+func (c *cq) deliver(wc *ib.WC) {
+	posted := *wc // with the internal ID
 	if !c.p.finish(wc) || c.p.detached.Load() || c.lost {
 		return
 	}
 	encode(&c.added, wc)
-	if _, waiting, ok := c.oldest(); !ok || int(waiting) >= c.room || !c.queue.Push(&c.added) {
+	_, waiting, ok := c.oldest()
+	if c.checked != nil && ok {
+		c.checked.Consumed(int(waiting))
+		c.checked.Delivered(&posted)
+	}
+	if !ok || int(waiting) >= c.room || !c.queue.Push(&c.added) {
 		c.lost = true
+		if c.checked != nil {
+			c.checked.Overrun()
+		}
 		c.obj.Raise(ib.EventCQErr)
 		go c.failQPs()
 		return
 	}
 	armed, tell := c.armed.Posted(wc.Solicited || wc.Status != ib.WCSuccess)
 	if c.armed = armed; tell {
+		if c.checked != nil {
+			c.checked.Notified()
+		}
 		c.obj.Completed()
 	}
 }
@@ -290,6 +323,10 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 		return false, fmt.Errorf("a completion was lost, for which the queue had no room, and no more come: %w",
 			syscall.EOVERFLOW)
 	}
+	if c.checked != nil && ok {
+		c.checked.Consumed(int(waiting))
+		c.checked.Armed(int(waiting))
+	}
 	c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
 	return asks && waiting > 0, nil
 }
@@ -368,6 +405,9 @@ func (c *cq) Destroy() error {
 	c.p.mu.Lock()
 	delete(c.p.cqs, c)
 	c.p.mu.Unlock()
+	if c.checked != nil {
+		c.checked.Destroyed()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dead, c.lost = true, true

@@ -8,6 +8,7 @@ import (
 
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/umem"
 )
@@ -32,11 +33,12 @@ func New(d ib.Driver, layout queue.Layout) ib.Driver {
 // Unwrap gives access to the optional interfaces of the inner driver.
 func (d *driver) Unwrap() ib.Driver { return d.Driver }
 
-// program is a user context with a weak device.
+// program is a user context with a weak device, or with checks.
 type program struct {
 	ib.UserContext
 	d       *driver
 	weak    ib.Driver
+	checks  *check.Program // nil: none
 	choices weak.Set
 	queues  queue.Program
 	limits  ib.DeviceAttr
@@ -76,18 +78,16 @@ func (d *driver) programOf(u *ib.Udata) *program {
 
 // AllocUserContext implements ib.UserContexter.
 func (d *driver) AllocUserContext(u *ib.Udata) error {
-	var c *weak.Config
-	if w, ok := u.Context.(weak.User); ok {
-		c = w.WeakConfig()
-	}
-	if c == nil {
+	config, checks := configure(u.Context)
+	if config == nil {
 		if inner, ok := ib.As[ib.UserContexter](d.Driver); ok {
 			return inner.AllocUserContext(u)
 		}
 		return nil
 	}
 	p := &program{
-		UserContext: u.Context, d: d, owners: map[uint32]owner{}, qps: map[*qp]struct{}{}, cqs: map[*cq]struct{}{},
+		UserContext: u.Context, d: d, checks: checks,
+		owners: map[uint32]owner{}, qps: map[*qp]struct{}{}, cqs: map[*cq]struct{}{},
 		ahs: map[uint32]*ah{}, mrs: map[uint32]*ib.MR{}, mws: map[uint32]*ib.MW{},
 	}
 	var err error
@@ -97,13 +97,9 @@ func (d *driver) AllocUserContext(u *ib.Udata) error {
 	if p.queues, err = d.layout.OpenProgram(u); err != nil {
 		return err
 	}
-	config := *c
-	if config.Choices == 0 {
-		config.Choices = weak.All
-	}
 	config.Choices &^= weak.InProcess
 	config.Relay = &weak.Relay{Group: &d.group}
-	p.weak, p.choices = weak.New(d.Driver, config), config.Choices
+	p.weak, p.choices = weak.New(d.Driver, *config), config.Choices
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.programs[u.Context] = p
@@ -123,6 +119,9 @@ func (d *driver) DeallocUserContext(c ib.UserContext) {
 		return
 	}
 	d.group.Remove(p.weak)
+	if p.checks != nil {
+		p.checks.Close()
+	}
 	p.dir.Lock()
 	defer p.dir.Unlock()
 	p.queues.Close()
@@ -145,6 +144,7 @@ func (d *driver) Disassociate(c ib.UserContext) {
 	for _, c := range p.listCQs() {
 		c.completions().EndDelays()
 		c.drain()
+		c.endHold()
 	}
 	p.detached.Store(true)
 	// A thread that found detached unset holds one of these locks.
@@ -290,9 +290,15 @@ func (d *driver) AdviseMR(of ib.DriverPD, advice ib.MRAdvice, flags ib.MRAdviceF
 // mr is the region of a program.
 type mr struct {
 	ib.DriverMR
-	p   *program
-	obj ib.MRHandle
-	key uint32 // the program's local key; under program.mu
+	p    *program
+	obj  ib.MRHandle
+	key  uint32 // the program's local key; under program.mu
+	rkey uint32
+
+	checked *check.UserMR // nil: no checks
+	domain  ib.DriverPD
+	region  *umem.Region
+	access  ib.AccessFlags
 }
 
 // Unwrap gives access to the inner region.
@@ -305,13 +311,35 @@ func (d *driver) RegMR(h ib.MRHandle, of ib.DriverPD, r *umem.Region, access ib.
 	if p == nil {
 		return d.Driver.RegMR(h, of, r, access, u)
 	}
-	m := &mr{p: p, obj: h}
+	m := &mr{p: p, obj: h, domain: of, region: r, access: access}
+	if p.checks != nil {
+		p.checks.ObserveRegion(r)
+	}
 	var err error
 	if m.DriverMR, err = p.weak.RegMR(h.Redirect(m.setKeys), of, r, access, nil); err != nil {
 		m.forgetKey()
 		return nil, err
 	}
+	if p.checks != nil {
+		m.checked = p.checks.AddMR(h.MR())
+		m.reportMemory()
+	}
 	return m, nil
+}
+
+// reportMemory reports the present memory of the region to the checks.
+func (m *mr) reportMemory() {
+	if m.checked != nil {
+		m.checked.SetMemory(m.region, m.domain, m.access, m.key, m.rkey)
+	}
+}
+
+// beginChange reports that a call ends or changes the region to the checks.
+func (m *mr) beginChange(what string) {
+	if m.checked != nil {
+		m.p.look()
+		m.checked.Ending(what)
+	}
 }
 
 // setKeys sets the program's keys.
@@ -320,7 +348,7 @@ func (m *mr) setKeys(lkey, rkey uint32) {
 	m.forgetKey()
 	m.p.mu.Lock()
 	defer m.p.mu.Unlock()
-	m.key = lkey
+	m.key, m.rkey = lkey, rkey
 	m.p.mrs[lkey] = m.obj.MR()
 }
 
@@ -339,13 +367,33 @@ func (m *mr) Rereg(r *umem.Region, of ib.DriverPD, access ib.AccessFlags, _ *ib.
 	if !ok {
 		return syscall.EOPNOTSUPP
 	}
-	return inner.Rereg(r, of, access, nil)
+	m.beginChange("ibv_rereg_mr")
+	defer m.reportMemory()
+	if r != nil && m.checked != nil {
+		m.p.checks.ObserveRegion(r)
+	}
+	if err := inner.Rereg(r, of, access, nil); err != nil {
+		return err
+	}
+	m.access = access
+	if r != nil {
+		m.region = r
+	}
+	if of != nil {
+		m.domain = of
+	}
+	return nil
 }
 
 // Dereg implements ib.DriverMR.
 func (m *mr) Dereg() error {
+	m.beginChange("ibv_dereg_mr")
 	if err := m.DriverMR.Dereg(); err != nil {
+		m.reportMemory()
 		return err
+	}
+	if m.checked != nil {
+		m.checked.Destroyed()
 	}
 	m.forgetKey()
 	return nil

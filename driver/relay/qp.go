@@ -10,6 +10,7 @@ import (
 
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/uapi"
 )
@@ -36,6 +37,10 @@ type qp struct {
 	out requestList
 	w   queue.Send
 	end bool // destroyed
+
+	checked *check.UserQP // nil: no checks
+	sends   sendChecks
+	resets  uint64 // number of resets; under mu
 
 	recvMu sync.Mutex // after mu; held while a receive is posted to the weak device
 	rq     queue.RecvQueue
@@ -82,7 +87,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	}
 	q.number = p.addOwner(q)
 	inner := *init
-	inner.Cap, inner.User, inner.Refill = granted, p.UserContext, q.refill
+	inner.Cap, inner.User, inner.Refill = granted, p.UserContext, q.refillForDriver
 	if inner.SendCQ, inner.RecvCQ = nil, nil; q.sendCQ != nil {
 		inner.SendCQ = q.sendCQ.DriverCQ
 	}
@@ -111,11 +116,31 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 		q.freeQueues()
 		return nil, err
 	}
+	q.addToChecks(init)
 	q.made.Store(true)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.qps[q] = struct{}{}
 	return q, nil
+}
+
+// addToChecks adds the queue pair to the checks of the program.
+func (q *qp) addToChecks(init *ib.DriverQPInit) {
+	if q.p.checks == nil {
+		return
+	}
+	var send, recv *check.UserCQ
+	var shared *check.UserSRQ
+	if q.sendCQ != nil {
+		send = q.sendCQ.checked
+	}
+	if q.recvCQ != nil {
+		recv = q.recvCQ.checked
+	}
+	if q.srq != nil {
+		shared = q.srq.checked
+	}
+	q.checked = q.p.checks.AddQP(q.obj.QP(), init, q.cap, send, recv, shared)
 }
 
 // checkCap checks requested capacities against the limits of the device.
@@ -191,21 +216,26 @@ func (q *qp) queues() *queue.Queues {
 }
 
 // Doorbell implements ib.UserQP.
-func (q *qp) Doorbell(h *ib.Hold) { q.advance(h) }
+func (q *qp) Doorbell(h *ib.Hold) {
+	q.advanceFor(h, true)
+	if q.checked != nil {
+		q.p.copyArrived()
+	}
+}
 
-// advance posts the requests of the program to the weak device, and executes them.
-func (q *qp) advance(h *ib.Hold) {
+func (q *qp) advance(h *ib.Hold) { q.advanceFor(h, false) }
+
+// advanceFor posts the requests of the program to the weak device, and executes them. own is set if the caller
+// is a thread of the program.
+func (q *qp) advanceFor(h *ib.Hold, own bool) {
 	failed := q.State() == ib.QPErr
 	if !failed {
 		q.postProgramReceives()
 	}
-	q.mu.Lock()
-	retry := q.postSends()
-	if retry && q.sendCQ != nil {
+	if q.postAllSends(own) && q.sendCQ != nil {
 		q.sendCQ.retry.add(q)
-		q.postSends() // a completion may have made room before
+		q.postAllSends(own) // a completion may have made room before
 	}
-	q.mu.Unlock()
 	if failed { // sends are flushed first
 		q.postProgramReceives()
 	}
@@ -244,6 +274,15 @@ func (q *qp) TakeBack() {
 
 // isUsable reports whether the memory of the queues may be accessed. The caller holds mu or recvMu.
 func (q *qp) isUsable() bool { return !q.end && !q.lost.Load() && !q.p.detached.Load() }
+
+func (q *qp) postAllSends(own bool) (full bool) {
+	if q.checked != nil {
+		return q.postCheckedSends(own)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.postSends()
+}
 
 // postSends posts the sends of the program. It returns true if the weak device had no room for one.
 //
@@ -285,15 +324,22 @@ func (q *qp) loseQueues() {
 //
 //verbena:held mu
 func (q *qp) postSend(w *queue.Send) error {
-	if w.LengthLost {
-		q.p.libraryFault(ib.LengthLost)
-	}
 	var wr ib.SendWR
 	free, status := q.translate(w, &wr)
 	defer free()
+	return q.postTranslated(w, &wr, status)
+}
+
+// postTranslated is postSend for a decoded request.
+//
+//verbena:held mu
+func (q *qp) postTranslated(w *queue.Send, wr *ib.SendWR, status ib.WCStatus) error {
+	if w.LengthLost {
+		q.p.libraryFault(ib.LengthLost)
+	}
 	if status == ib.WCSuccess {
 		wr.ID = q.sendID(q.out.add(request{id: w.ID, slot: true}))
-		_, err := q.DriverQP.PostSend([]ib.SendWR{wr})
+		_, err := q.DriverQP.PostSend([]ib.SendWR{*wr})
 		if err == nil {
 			return nil
 		}
@@ -397,6 +443,8 @@ func (q *qp) setDestination(w *queue.Send, wr *ib.SendWR) (free func()) {
 	defer q.p.mu.Unlock()
 	if a := q.p.ahs[w.AH]; a != nil && a.pd == q.pd {
 		wr.AH = q.obj.NewAH(a, a.pd)
+	} else if q.checked != nil && w.AH <= q.p.lastAH {
+		q.checked.DestroyedAH(w.Opcode, w.ID)
 	}
 	return func() {}
 }
@@ -422,6 +470,20 @@ func (q *qp) postReceives() {
 	q.refill()
 }
 
+// refillForDriver posts receives for a message for which the driver has none.
+func (q *qp) refillForDriver() {
+	q.refill()
+	if q.checked == nil || !q.hasReceiveQueue() || !q.made.Load() {
+		return
+	}
+	q.recvMu.Lock()
+	none := len(q.in.list) == 0 && q.isUsable()
+	q.recvMu.Unlock()
+	if none {
+		q.checked.NoReceive()
+	}
+}
+
 // refill posts the receives of the program that are in its queue.
 func (q *qp) refill() {
 	if !q.hasReceiveQueue() || !q.made.Load() {
@@ -444,7 +506,13 @@ func (q *qp) refill() {
 		r := request{id: q.recv.ID, slot: true}
 		list := receiveElements(&q.recv, q.cap.MaxRecvSGE, &r)
 		wr := ib.RecvWR{ID: q.recvID(q.in.add(r)), SGList: list}
-		if _, err := q.DriverQP.PostRecv([]ib.RecvWR{wr}); err != nil {
+		posted := func(int) {}
+		if q.checked != nil && r.status == ib.WCSuccess {
+			posted = q.checked.Receiving(&wr, r.id)
+		}
+		n, err := q.DriverQP.PostRecv([]ib.RecvWR{wr})
+		posted(n)
+		if err != nil {
 			q.in.removeLast()
 			return
 		}
@@ -501,10 +569,12 @@ func (q *qp) free(to queue.WorkQueue, slots int) {
 
 // PostSend implements ib.DriverQP, for a program that posts by a call.
 func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
-	q.advance(nil)
+	q.advanceFor(nil, true)
 	if q.lost.Load() {
 		return 0, errQueueGone
 	}
+	q.sends.mu.Lock()
+	defer q.sends.mu.Unlock()
 	q.mu.Lock()
 	for ; n < len(wrs) && err == nil; n++ {
 		wr := wrs[n]
@@ -541,8 +611,15 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
+	if q.checked != nil {
+		q.lookAtCQs()
+		q.checked.Modifying(attr, mask)
+	}
 	if err := q.DriverQP.Modify(attr, mask, nil); err != nil {
 		return err
+	}
+	if q.checked != nil {
+		q.checked.Modified(attr, mask)
 	}
 	switch {
 	case mask&ib.QPAttrState == 0:
@@ -561,6 +638,7 @@ func (q *qp) reset() {
 	defer q.mu.Unlock()
 	q.recvMu.Lock()
 	defer q.recvMu.Unlock()
+	q.resets++
 	q.out.drop()
 	q.in.drop()
 	if !q.isUsable() {
@@ -580,8 +658,14 @@ func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 
 // Destroy implements ib.DriverQP.
 func (q *qp) Destroy() error {
+	if q.checked != nil {
+		q.lookAtCQs()
+	}
 	if err := q.DriverQP.Destroy(); err != nil {
 		return err
+	}
+	if q.checked != nil {
+		q.checked.Destroyed()
 	}
 	q.flushing.stop()
 	q.p.mu.Lock()

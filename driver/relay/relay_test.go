@@ -53,7 +53,7 @@ type world struct {
 	buf  []byte
 }
 
-func check(t testing.TB, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -66,30 +66,30 @@ func newWorld(t testing.TB, c *weak.Config) *world {
 	t.Helper()
 	w := &world{t: t, dev: loopback.New("relay0", nil), g: &guest{weak: c}, buf: make([]byte, 4096)}
 	w.dev.Handle().Wrap(func(d ib.Driver) ib.Driver { return New(d, layout.Layout{}) })
-	check(t, w.core.Register(w.dev.Handle()))
+	must(t, w.core.Register(w.dev.Handle()))
 	contexts, _ := ib.As[ib.UserContexter](ibuser.Driver(w.dev.IB()))
-	check(t, contexts.AllocUserContext(w.g.data()))
+	must(t, contexts.AllocUserContext(w.g.data()))
 	var err error
 	w.pd, err = ibuser.AllocPD(w.dev.IB(), w.g.data())
-	check(t, err)
+	must(t, err)
 	w.cq, err = ibuser.CreateCQ(w.dev.IB(), ib.CQInit{Entries: 40}, w.g.data())
-	check(t, err)
+	must(t, err)
 	w.mr = w.register()
 	for i := range w.qps {
 		w.qps[i], err = ibuser.CreateQP(w.pd, ib.QPInitAttr{SendCQ: w.cq, RecvCQ: w.cq, Cap: guestCap, Type: ib.QPTypeRC},
 			w.g.data())
-		check(t, err)
+		must(t, err)
 	}
 	w.connect()
 	t.Cleanup(func() {
 		for _, q := range w.qps {
-			check(t, q.Destroy())
+			must(t, q.Destroy())
 		}
-		check(t, w.mr.Dereg())
-		check(t, w.cq.Destroy())
-		check(t, w.pd.Dealloc())
+		must(t, w.mr.Dereg())
+		must(t, w.cq.Destroy())
+		must(t, w.pd.Dealloc())
 		contexts.DeallocUserContext(w.g)
-		check(t, w.core.Unregister(w.dev.Handle()))
+		must(t, w.core.Unregister(w.dev.Handle()))
 	})
 	return w
 }
@@ -97,18 +97,18 @@ func newWorld(t testing.TB, c *weak.Config) *world {
 func (w *world) connect() {
 	w.t.Helper()
 	l, err := w.dev.IB().Local(1)
-	check(w.t, err)
-	check(w.t, ib.ConnectPair(w.qps[0], w.qps[1], l, l, ib.Path{Access: peerAccess}))
+	must(w.t, err)
+	must(w.t, ib.ConnectPair(w.qps[0], w.qps[1], l, l, ib.Path{Access: peerAccess}))
 }
 
 func (w *world) register() *ib.MR {
 	space := umem.NewLocal()
 	addr, err := space.Add(w.buf)
-	check(w.t, err)
+	must(w.t, err)
 	mr, err := ibuser.RegMR(w.pd, ib.MRInit{
 		Space: space, Addr: addr, Length: uint64(len(w.buf)), IOVA: addr, Access: peerAccess | ib.AccessLocalWrite,
 	}, w.g.data())
-	check(w.t, err)
+	must(w.t, err)
 	return mr
 }
 
@@ -223,7 +223,7 @@ func TestCapacityIsExact(t *testing.T) {
 	w := newWorld(t, &weak.Config{Seed: 1})
 	for _, reset := range []bool{false, true} {
 		if reset {
-			check(t, w.qps[0].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			must(t, w.qps[0].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
 		sends, receives := 0, 0
 		for pushed := true; pushed; sends++ {
@@ -249,9 +249,9 @@ func TestOtherContextsGetInnerObjects(t *testing.T) {
 	sides := []any{w.dev.Handle().PD(w.pd), w.dev.Handle().CQ(w.cq), w.dev.Handle().QP(w.qps[0]), w.dev.Handle().MR(w.mr)}
 	w.g.weak = &weak.Config{}
 	pd, err := w.dev.IB().AllocPD()
-	check(t, err)
+	must(t, err)
 	sides = append(sides, w.dev.Handle().PD(pd))
-	check(t, pd.Dealloc())
+	must(t, pd.Dealloc())
 	for _, s := range sides {
 		if p := reflect.TypeOf(s).Elem().PkgPath(); p != "verbena/driver/loopback" {
 			t.Errorf("object of type %T: got package %s, want driver/loopback", s, p)
@@ -302,7 +302,7 @@ func FuzzRequests(f *testing.F) {
 			}
 		}
 		for _, q := range w.qps {
-			check(t, q.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			must(t, q.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
 		w.connect()
 		w.recv(1, 7, w.sge(0, 8))

@@ -21,10 +21,14 @@ type requestList struct {
 const recvNumber = 1 << 31
 
 // add adds a request, and returns its number.
-func (l *requestList) add(r request) uint32 {
+func (l *requestList) add(r request) (number uint32) {
+	number = l.next()
 	l.list = append(l.list, r)
-	return (l.first + uint32(len(l.list)) - 1) &^ recvNumber
+	return number
 }
+
+// next returns the number of the request that is added next.
+func (l *requestList) next() uint32 { return (l.first + uint32(len(l.list))) &^ recvNumber }
 
 // removeLast removes the request that was added last.
 func (l *requestList) removeLast() { l.list = l.list[:len(l.list)-1] }

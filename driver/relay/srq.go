@@ -7,6 +7,7 @@ import (
 
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // srq is a shared receive queue. Its inner queue belongs to the weak device.
@@ -16,6 +17,8 @@ type srq struct {
 	obj    ib.SRQHandle
 	number uint32
 	sges   uint32
+
+	checked *check.UserSRQ // nil: no checks
 
 	mu       sync.Mutex // after the locks of queue pairs
 	made     bool
@@ -69,6 +72,9 @@ func (d *driver) CreateSRQ(h ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.DriverSRQ, s.made = side, true
+	if p.checks != nil {
+		s.checked = p.checks.AddSRQ(h.SRQ(), init.PD, a.MaxWR)
+	}
 	p.queues.RespondSRQ(s.queue, h.Num(), u)
 	return s, nil
 }
@@ -103,7 +109,13 @@ func (s *srq) post() {
 func (s *srq) postOne(r request, list []ib.SGE) error {
 	s.last = (s.last + 1) &^ recvNumber
 	s.requests[s.last] = r
-	_, err := s.DriverSRQ.PostRecv([]ib.RecvWR{{ID: uint64(s.number)<<32 | uint64(s.last), SGList: list}})
+	wr := ib.RecvWR{ID: uint64(s.number)<<32 | uint64(s.last), SGList: list}
+	posted := func(int) {}
+	if s.checked != nil && r.status == ib.WCSuccess {
+		posted = s.checked.Receiving(&wr, r.id)
+	}
+	n, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr})
+	posted(n)
 	if err != nil {
 		delete(s.requests, s.last)
 	}
@@ -222,6 +234,9 @@ func (s *srq) current() queue.RecvQueue {
 func (s *srq) Destroy() error {
 	if err := s.DriverSRQ.Destroy(); err != nil {
 		return err
+	}
+	if s.checked != nil {
+		s.checked.Destroyed()
 	}
 	s.p.removeOwner(s.number)
 	s.mu.Lock()

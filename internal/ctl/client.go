@@ -330,7 +330,7 @@ func (c *Client) Attach(a Attach, listener *os.File) (*AttachResult, error) {
 	if err == nil && r.Attached == nil {
 		err = errors.New("ask the service: malformed answer to attach")
 	}
-	if err == nil && trace != nil && (a.Trace || a.Explain) {
+	if err == nil && trace != nil && (a.Trace || a.Explain || a.Sanitize != nil) {
 		r.Attached.Trace, err = NewCallTrace(trace)
 		trace = nil
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"verbena/internal/qpinfo"
 )
@@ -143,12 +144,58 @@ type Attach struct {
 	Explain bool `json:",omitempty"`
 	// The devices make the choices of package ib/weak, see docs/weak.md.
 	Weak *Weak `json:",omitempty"`
+	// The service checks the program's use of verbs, see docs/sanitizer.md. The answer comes with the same socket as for
+	// Trace. The service sends each violation on the socket, as lines of JSON (SanitizerReport) after ReportPrefix.
+	Sanitize *Sanitize `json:",omitempty"`
+}
+
+// Sanitize selects the rules of the sanitizer.
+type Sanitize struct {
+	Rules []string `json:",omitempty"` // as for check.ParseProgramRules
 }
 
 // Weak selects the choices of package ib/weak.
 type Weak struct {
 	Seed    uint64
 	Choices []string `json:",omitempty"` // names; none: all that suit programs
+}
+
+// ReportPrefix begins the lines of a trace that contain a violation found by the sanitizer.
+const ReportPrefix = "sanitizer: "
+
+// SanitizerReport is a violation of a rule by a program.
+type SanitizerReport struct {
+	Rule     string            `json:"rule"`
+	What     string            `json:"what"`
+	Program  string            `json:"program"`
+	PID      int               `json:"pid"`
+	Device   string            `json:"device"`
+	Time     time.Time         `json:"time"`
+	Requests []ReportedRequest `json:"requests,omitempty"` // the violating request is first
+	Memory   *ReportedMemory   `json:"memory,omitempty"`
+	// Count is 1. At the end of the program, each repeated violation is sent again, with the number of occurrences.
+	Count uint64 `json:"count"`
+}
+
+// ReportedRequest is a work request of a SanitizerReport.
+type ReportedRequest struct {
+	QPN    uint32    `json:"qp,omitempty"`
+	Peer   uint32    `json:"peer,omitempty"`
+	Opcode string    `json:"opcode,omitempty"`
+	ID     uint64    `json:"wr_id"`
+	Index  uint64    `json:"index"`
+	Length uint64    `json:"length"`
+	Posted time.Time `json:"posted,omitzero"`
+}
+
+// ReportedMemory is changed memory of a SanitizerReport.
+type ReportedMemory struct {
+	Addr    uint64 `json:"address"`
+	Length  uint64 `json:"length"`
+	Offset  uint64 `json:"offset"` // offset of the first changed byte
+	Changed int    `json:"changed"`
+	Before  []byte `json:"before"` // from Offset on
+	After   []byte `json:"after"`
 }
 
 // CausePrefix begins the lines of a trace that explain the failures of a program that has ended.
@@ -159,7 +206,9 @@ type AttachResult struct {
 	Dir    string // name of the session, which is the prefix of the names of its programs' queue files
 	Helped bool   `json:",omitempty"` // the service will send Help, and the launcher must stay an ancestor
 	Weak   bool   `json:",omitempty"` // the service has understood Attach.Weak
-	Traced bool   `json:",omitempty"` // the program must allow the service's process to access its memory (PR_SET_PTRACER)
+	// Sanitize reports that the service has understood Attach.Sanitize.
+	Sanitize bool `json:",omitempty"`
+	Traced   bool `json:",omitempty"` // the program must allow the service's process to access its memory (PR_SET_PTRACER)
 	// Trace is the trace requested by Attach.Trace, or nil from a service without traces. Trace travels as a
 	// descriptor.
 	Trace *CallTrace `json:"-"`

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"verbena/ib/check"
+	"verbena/internal/ctl"
+)
+
+// sanitizeFlag is the value of --sanitize or --sanitize=CHECKS.
+type sanitizeFlag struct {
+	on    bool
+	log   bool     // do not change the exit code
+	abort bool     // end the program with SIGABRT at the first report
+	rules []string // as for check.ParseProgramRules
+}
+
+// The names in CHECKS that select no rule.
+const (
+	sanitizeLog   = "log"
+	sanitizeAbort = "abort"
+)
+
+// IsBool implements kong.BoolMapperValue: the value is optional.
+func (*sanitizeFlag) IsBool() bool { return true }
+
+// Decode implements kong.MapperValue.
+func (s *sanitizeFlag) Decode(ctx *kong.DecodeContext) error {
+	s.on = true
+	if ctx.Scan.Peek().Type != kong.FlagValueToken {
+		return nil
+	}
+	for name := range strings.SplitSeq(fmt.Sprint(ctx.Scan.Pop().Value), ",") {
+		switch name {
+		case sanitizeLog:
+			s.log = true
+		case sanitizeAbort:
+			s.abort = true
+		default:
+			s.rules = append(s.rules, name)
+		}
+	}
+	if _, err := check.ParseProgramRules(s.rules); err != nil {
+		return fmt.Errorf("--sanitize: %w; docs/sanitizer.md lists the rules", err)
+	}
+	return nil
+}
+
+// request returns the request for checks, or nil.
+func (s *sanitizeFlag) request() *ctl.Sanitize {
+	if !s.on {
+		return nil
+	}
+	return &ctl.Sanitize{Rules: s.rules}
+}
+
+// sanitizeExitCode is the exit code of run after a report.
+const sanitizeExitCode = 66
+
+// reportPrinter prints the reports of the sanitizer.
+type reportPrinter struct {
+	flag     *sanitizeFlag
+	suppress []suppression
+	to       io.Writer
+	file     string // destination of JSON or SARIF, or ""
+
+	mu       sync.Mutex
+	reports  []ctl.SanitizerReport // without repetitions
+	repeated []ctl.SanitizerReport
+}
+
+// suppression is a line of the file of --sanitize-suppressions.
+type suppression struct{ rule, program string }
+
+func (s suppression) matches(r *ctl.SanitizerReport) bool {
+	rule, _ := path.Match(s.rule, r.Rule)
+	program, _ := path.Match(s.program, r.Program)
+	return rule && program
+}
+
+// readSuppressions reads lines of the form RULE or RULE:PROGRAM, in which both parts are patterns of path.Match.
+func readSuppressions(name string) (list []suppression, err error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("run --sanitize-suppressions: %w", err)
+	}
+	for n, line := range strings.Split(string(b), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		rule, program, ok := strings.Cut(line, ":")
+		if !ok {
+			program = "*"
+		}
+		for _, pattern := range []string{rule, program} {
+			if _, err := path.Match(pattern, ""); err != nil {
+				return nil, fmt.Errorf("run --sanitize-suppressions: %s, line %d: %w", name, n+1, err)
+			}
+		}
+		list = append(list, suppression{rule, program})
+	}
+	return list, nil
+}
+
+// newReportPrinter returns the printer of a command, or nil without --sanitize.
+func (r *runCmd) newReportPrinter() (*reportPrinter, error) {
+	if !r.Sanitize.on {
+		if r.SanitizeReport != "" || r.SanitizeSuppressions != "" {
+			return nil, fmt.Errorf("run: --sanitize-report and --sanitize-suppressions need --sanitize")
+		}
+		return nil, nil
+	}
+	p := &reportPrinter{flag: &r.Sanitize, to: os.Stderr, file: r.SanitizeReport}
+	if r.SanitizeSuppressions != "" {
+		var err error
+		if p.suppress, err = readSuppressions(r.SanitizeSuppressions); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// add adds a line of the service.
+func (p *reportPrinter) add(line string) {
+	var r ctl.SanitizerReport
+	if json.Unmarshal([]byte(line), &r) != nil {
+		return
+	}
+	if slices.ContainsFunc(p.suppress, func(s suppression) bool { return s.matches(&r) }) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.Count > 1 {
+		p.repeated = append(p.repeated, r)
+		return
+	}
+	p.reports = append(p.reports, r)
+	writeReport(p.to, &r)
+	if p.flag.abort && r.PID > 0 {
+		_ = syscall.Kill(r.PID, syscall.SIGABRT)
+	}
+}
+
+// finish prints the summary, and reports whether there were reports.
+func (p *reportPrinter) finish() (found bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.reports {
+		r := &p.reports[i]
+		for _, x := range p.repeated {
+			if x.Time.Equal(r.Time) && x.Rule == r.Rule && x.PID == r.PID {
+				r.Count = x.Count
+			}
+		}
+	}
+	if len(p.reports) > 0 {
+		fmt.Fprintf(p.to, "verbena: sanitizer: %d reports:\n", len(p.reports))
+		for i := range p.reports {
+			r := &p.reports[i]
+			fmt.Fprintf(p.to, "  %-18s %d times, %s (process %d)\n", r.Rule, r.Count, replaceControlChars(r.Program), r.PID)
+		}
+	}
+	if p.file != "" {
+		err = writeReports(p.file, p.reports)
+	}
+	return len(p.reports) > 0, err
+}
+
+// writeReport prints a report in several lines.
+func writeReport(to io.Writer, r *ctl.SanitizerReport) {
+	w := bufio.NewWriter(to)
+	defer w.Flush()
+	fmt.Fprintf(w, "==%d==verbena: sanitizer: %s in %s on %s\n", r.PID, r.Rule, replaceControlChars(r.Program), r.Device)
+	fmt.Fprintf(w, "  %s\n", r.What)
+	if m := r.Memory; m != nil {
+		fmt.Fprintf(w, "  memory  %#x, %d bytes; %d bytes changed, the first at offset %d\n", m.Addr, m.Length, m.Changed,
+			m.Offset)
+		fmt.Fprintf(w, "  before  % x\n  after   % x\n", m.Before, m.After)
+	}
+	for i, x := range r.Requests {
+		title := "request"
+		if i > 0 {
+			title = "earlier"
+		}
+		fmt.Fprintf(w, "  %s ", title)
+		if x.Opcode != "" {
+			fmt.Fprintf(w, " %s", x.Opcode)
+		}
+		if x.QPN != 0 {
+			fmt.Fprintf(w, " on QP %d", x.QPN)
+		}
+		if x.Peer != 0 {
+			fmt.Fprintf(w, ", peer QP %d", x.Peer)
+		}
+		if !x.Posted.IsZero() {
+			fmt.Fprintf(w, ", wr_id %#x, number %d of its queue, %d bytes, posted %v before", x.ID, x.Index, x.Length,
+				r.Time.Sub(x.Posted).Round(time.Microsecond))
+		}
+		fmt.Fprintln(w)
+	}
+	if row := ruleRow(r.Rule); row != nil {
+		fmt.Fprintf(w, "  clause  %s\n  remedy  %s\n", row.Clause, row.Remedy)
+	}
+}
+
+// ruleRow returns the row of a rule, or nil.
+func ruleRow(name string) *check.ProgramRule {
+	i := slices.IndexFunc(check.ProgramRules, func(r check.ProgramRule) bool { return r.Rule.String() == name })
+	if i < 0 {
+		return nil
+	}
+	return &check.ProgramRules[i]
+}

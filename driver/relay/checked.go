@@ -1,0 +1,349 @@
+package relay
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/weak"
+)
+
+// A program with checks (check.User) has a device with the choices of checkedChoices. The relay reports each step of a
+// work request to package ib/check:
+//
+//	fetched from the program's queue --> Sending --> posted --> Arrived --> Compare --> Delivered --> Consumed
+//
+// Sending, Copy and Compare read the memory of the program, which may take long. A thread that reads holds only
+// sendChecks.mu or heldCompletions.reading, which only the program's own threads wait for.
+
+// checkedChoices is the set of the choices of the device of a program with checks. The capacities are exactly as
+// requested, and the keys of a region differ.
+var checkedChoices = weak.Of(weak.ExactRoom, weak.SplitKeys, weak.NewKeys)
+
+// The time between the arrival of a completion with memory to compare and its delivery. A program that uses the memory
+// too early does so in this time.
+const (
+	firstHoldTime = time.Millisecond // for the first holds of a completion queue
+	firstHolds    = 16
+	holdTime      = 100 * time.Microsecond
+)
+
+// holdStep is the period in which held completions are examined.
+const holdStep = 20 * time.Microsecond
+
+// maxLookedAt is the number of completion queues of a program that a doorbell examines.
+const maxLookedAt = 16
+
+// configure returns the settings of the weak device and of the checks of a context; nil for an ordinary device.
+func configure(c ib.UserContext) (*weak.Config, *check.Program) {
+	var config *weak.Config
+	if w, ok := c.(weak.User); ok {
+		if config = w.WeakConfig(); config != nil {
+			own := *config
+			config = &own
+			if config.Choices == 0 {
+				config.Choices = weak.All
+			}
+		}
+	}
+	user, ok := c.(check.User)
+	if !ok {
+		return config, nil
+	}
+	checks := user.CheckConfig()
+	if checks == nil {
+		return config, nil
+	}
+	if config == nil {
+		config = &weak.Config{}
+	}
+	config.Choices |= checkedChoices
+	return config, check.NewProgram(*checks, user)
+}
+
+// sendChecks serialises the posts of a queue pair with checks.
+type sendChecks struct {
+	mu    sync.Mutex  // before qp.mu
+	again atomic.Bool // a thread has not waited for mu
+}
+
+// postCheckedSends is postSends for a program with checks. Without wait it leaves the requests to a thread that is
+// inside.
+func (q *qp) postCheckedSends(wait bool) (full bool) {
+	s := &q.sends
+	if wait {
+		s.mu.Lock()
+	} else if !s.mu.TryLock() {
+		s.again.Store(true)
+		if !s.mu.TryLock() {
+			return false
+		}
+	}
+	for {
+		s.again.Store(false)
+		full = q.postEachChecked()
+		s.mu.Unlock()
+		if !s.again.Load() || !s.mu.TryLock() {
+			return full
+		}
+	}
+}
+
+// postEachChecked posts the requests one by one.
+//
+//verbena:held sends.mu
+func (q *qp) postEachChecked() (full bool) {
+	for range q.sq.Capacity() {
+		more, err := q.postOneChecked()
+		if err != nil {
+			return errors.Is(err, syscall.ENOMEM)
+		}
+		if !more {
+			return false
+		}
+	}
+	return false
+}
+
+// postOneChecked posts the next request. It returns false if there is none.
+//
+//verbena:held sends.mu
+func (q *qp) postOneChecked() (more bool, err error) {
+	f, ok := q.fetchChecked()
+	if !ok {
+		return false, nil
+	}
+	defer f.free()
+	posted := func(int) {}
+	if f.status == ib.WCSuccess {
+		q.lookAtCQs() // after the program has posted the request
+		posted = q.checked.Sending(&f.wr, q.w.ID)
+	}
+	more, err = q.postFetched(&f)
+	if more {
+		posted(1)
+	} else {
+		posted(0)
+	}
+	return more, err
+}
+
+// fetchedSend is a decoded request.
+type fetchedSend struct {
+	wr     ib.SendWR
+	status ib.WCStatus
+	free   func()
+	resets uint64
+}
+
+// fetchChecked decodes the next request into q.w and f.
+//
+//verbena:held sends.mu
+func (q *qp) fetchChecked() (f fetchedSend, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.isUsable() || q.State() < ib.QPRTS {
+		return f, false
+	}
+	found, ok := q.sq.Fetch(0, &q.w)
+	if !ok {
+		q.loseQueues()
+		return f, false
+	}
+	if !found {
+		return f, false
+	}
+	f.resets = q.resets
+	f.free, f.status = q.translate(&q.w, &f.wr)
+	f.wr.ID = q.sendID(q.out.next())
+	return f, true
+}
+
+// postFetched posts a decoded request, unless the queue was reset.
+//
+//verbena:held sends.mu
+func (q *qp) postFetched(f *fetchedSend) (posted bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.isUsable() || q.State() < ib.QPRTS || q.resets != f.resets {
+		return false, nil
+	}
+	if err := q.postTranslated(&q.w, &f.wr, f.status); err != nil {
+		return false, err
+	}
+	q.sq.Take()
+	return true, nil
+}
+
+// lookAtCQs reports the polls of the program to the checks.
+func (q *qp) lookAtCQs() {
+	if q.sendCQ != nil {
+		q.sendCQ.look()
+	}
+	if q.recvCQ != nil && q.recvCQ != q.sendCQ {
+		q.recvCQ.look()
+	}
+}
+
+// look reports the polls of the program to the checks.
+func (c *cq) look() {
+	if c.checked == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dead || c.lost || c.p.detached.Load() {
+		return
+	}
+	if _, waiting, ok := c.oldest(); ok {
+		c.checked.Consumed(int(waiting))
+	}
+}
+
+// look reports the polls of the program to the checks.
+func (p *program) look() {
+	if p.checks == nil {
+		return
+	}
+	for _, c := range p.listCQs() {
+		c.look()
+	}
+}
+
+// copyArrived copies the memory of completions that have just arrived. The caller is a thread of the program.
+func (p *program) copyArrived() {
+	list := p.listCQs()
+	for _, c := range list[:min(len(list), maxLookedAt)] {
+		c.drain()
+		c.copyArrived()
+	}
+}
+
+// heldCompletions are completions that the program has not received.
+type heldCompletions struct {
+	reading sync.Mutex // held while the memory of the program is read
+	list    []*heldCompletion
+	count   uint64 // number of completions with memory to compare
+	running bool   // examineHeld runs
+}
+
+// heldCompletion is a completion with its internal ID.
+type heldCompletion struct {
+	wc      ib.WC
+	arrival *check.Arrival // nil: nothing to compare
+	due     time.Time
+}
+
+// hold adds a completion behind the held ones.
+//
+//verbena:held mu
+func (c *cq) hold(wc *ib.WC) {
+	h := &heldCompletion{wc: *wc, arrival: c.checked.Arrived(wc)}
+	if h.arrival != nil {
+		d := holdTime
+		if c.held.count++; c.held.count <= firstHolds {
+			d = firstHoldTime
+		}
+		h.due = time.Now().Add(d)
+	}
+	c.held.list = append(c.held.list, h)
+}
+
+// deliverHeld delivers the completions without memory to compare up to the first one with such memory.
+//
+//verbena:held mu
+func (c *cq) deliverHeld() {
+	h := &c.held
+	for len(h.list) > 0 && h.list[0].arrival == nil {
+		x := h.list[0]
+		h.list = h.list[1:]
+		c.deliver(&x.wc)
+	}
+	if len(h.list) == 0 {
+		h.list = nil
+	} else if !h.running {
+		h.running = true
+		go c.examineHeld()
+	}
+}
+
+// endHold delivers all held completions without comparisons.
+func (c *cq) endHold() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range c.held.list {
+		x.arrival = nil
+	}
+	c.deliverHeld()
+}
+
+// copyArrived copies the memory of held completions.
+func (c *cq) copyArrived() {
+	c.held.reading.Lock()
+	defer c.held.reading.Unlock()
+	for _, a := range c.listArrivals() {
+		a.Copy()
+	}
+}
+
+func (c *cq) listArrivals() (list []*check.Arrival) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range c.held.list {
+		if x.arrival != nil {
+			list = append(list, x.arrival)
+		}
+	}
+	return list
+}
+
+// examineHeld compares and delivers held completions until there are none. The timers of the runtime can be late by a
+// millisecond, so it sleeps in the kernel.
+func (c *cq) examineHeld() {
+	for {
+		c.copyArrived()
+		x := c.firstHeld()
+		if x == nil {
+			return
+		}
+		if time.Until(x.due) > 0 {
+			wait := syscall.NsecToTimespec(int64(holdStep))
+			_ = syscall.Nanosleep(&wait, nil)
+			continue
+		}
+		c.compareAndDeliver(x)
+	}
+}
+
+// firstHeld returns the first held completion. Without one, examineHeld must end.
+func (c *cq) firstHeld() *heldCompletion {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.held.list) == 0 || c.dead {
+		c.held.running = false
+		return nil
+	}
+	return c.held.list[0]
+}
+
+func (c *cq) compareAndDeliver(x *heldCompletion) {
+	c.mu.Lock()
+	a := x.arrival
+	c.mu.Unlock()
+	if a != nil {
+		c.held.reading.Lock()
+		a.Compare()
+		c.held.reading.Unlock()
+	}
+	c.mu.Lock()
+	x.arrival = nil
+	c.deliverHeld()
+	c.mu.Unlock()
+	for _, q := range c.retry.takeAll() {
+		q.advance(nil)
+	}
+}

@@ -1,0 +1,50 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// reportLine matches the first line of a report of the sanitizer.
+var reportLine = regexp.MustCompile(`(?m)^==\d+==verbena: sanitizer: (\S+) in `)
+
+// TestSanitize runs the programs of test/sanitize. Each program with a misuse is reported by the rule that the table of
+// the program names, and by no other rule. The same program without the misuse is not reported.
+func TestSanitize(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
+	program := buildProgram(t, "misuse", func(path string) []string {
+		return []string{"gcc", "-Wall", "-O1", "-o", path, "../sanitize/misuse.c", "-libverbs"}
+	})
+	table, err := exec.Command(program).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
+	for row := range strings.Lines(string(table)) {
+		name, rule, _ := strings.Cut(strings.TrimSpace(row), " ")
+		t.Run(name, func(t *testing.T) {
+			for form, want := range map[string][]string{"wrong": {rule}, "right": nil} {
+				c := w.verbenaCommand(w.contextWithTimeout(60), "run", "--sanitize=all,-source-after-reply", "--", program,
+					name, form)
+				out, err := c.CombinedOutput()
+				var got []string
+				for _, m := range reportLine.FindAllStringSubmatch(string(out), -1) {
+					got = append(got, m[1])
+				}
+				if slices.Sort(got); !slices.Equal(slices.Compact(got), want) {
+					t.Errorf("rules reported for the %s form: got %v, want %v; output:\n%s", form, got, want, out)
+				}
+				if code := exitCode(err); code != map[string]int{"wrong": 66, "right": 0}[form] {
+					t.Errorf("exit code of the %s form: got %d; output:\n%s", form, code, out)
+				}
+			}
+		})
+	}
+	w.awaitNoProgramObjects()
+}
