@@ -82,7 +82,7 @@ e2e: build tools ## run real programs end to end. DOORBELLS=native selects doorb
 
 .PHONY: docs
 docs: ## regenerate the tables in docs
-	UPDATE_DOCS=1 $(GO) test -count=1 ./explain ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./test/rdmaunit ./uverbs ./internal/layers ./ib/weak ./test/kernels
+	UPDATE_DOCS=1 $(GO) test -count=1 ./explain ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./test/rdmaunit ./uverbs ./internal/layers ./ib/weak ./ib/check ./test/kernels
 
 .PHONY: interop
 interop: build tools ## test Verbena with the Soft-RoCE driver of the Linux kernel in QEMU, and write bin/interop.md

@@ -69,6 +69,19 @@ func configure(c ib.UserContext) (*weak.Config, *check.Program) {
 type sendChecks struct {
 	mu    sync.Mutex  // before qp.mu
 	again atomic.Bool // a thread has not waited for mu
+
+	posted atomic.Uint64 // number of posted requests
+}
+
+// checkRefused reports a doorbell without a new request on a full queue to the checks. before is the number of requests
+// posted before the doorbell.
+func (q *qp) checkRefused(before uint64) {
+	q.mu.Lock()
+	full := len(q.out.list) >= int(q.cap.MaxSendWR)
+	q.mu.Unlock()
+	if full && q.sends.posted.Load() == before {
+		q.checked.Refused()
+	}
 }
 
 // postCheckedSends is postSends for a program with checks. Without wait it leaves the requests to a thread that is
@@ -176,6 +189,7 @@ func (q *qp) postFetched(f *fetchedSend) (posted bool, err error) {
 		return false, err
 	}
 	q.sq.Take()
+	q.sends.posted.Add(1)
 	return true, nil
 }
 
@@ -246,7 +260,7 @@ func (c *cq) hold(wc *ib.WC) {
 	if h.arrival != nil {
 		d := holdTime
 		if c.held.count++; c.held.count <= firstHolds {
-			d = firstHoldTime
+			d = c.p.firstHold
 		}
 		h.due = time.Now().Add(d)
 	}

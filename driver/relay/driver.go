@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/engine/queue"
 	"verbena/ib"
@@ -36,12 +37,14 @@ func (d *driver) Unwrap() ib.Driver { return d.Driver }
 // program is a user context with a weak device, or with checks.
 type program struct {
 	ib.UserContext
-	d       *driver
-	weak    ib.Driver
-	checks  *check.Program // nil: none
-	choices weak.Set
-	queues  queue.Program
-	limits  ib.DeviceAttr
+	d      *driver
+	weak   ib.Driver
+	checks *check.Program // nil: none
+	// firstHold is firstHoldTime, except in tests.
+	firstHold time.Duration
+	choices   weak.Set
+	queues    queue.Program
+	limits    ib.DeviceAttr
 
 	detached atomic.Bool // the memory of the queues must not be accessed
 
@@ -86,7 +89,7 @@ func (d *driver) AllocUserContext(u *ib.Udata) error {
 		return nil
 	}
 	p := &program{
-		UserContext: u.Context, d: d, checks: checks,
+		UserContext: u.Context, d: d, checks: checks, firstHold: firstHoldTime,
 		owners: map[uint32]owner{}, qps: map[*qp]struct{}{}, cqs: map[*cq]struct{}{},
 		ahs: map[uint32]*ah{}, mrs: map[uint32]*ib.MR{}, mws: map[uint32]*ib.MW{},
 	}

@@ -217,8 +217,10 @@ func (q *qp) queues() *queue.Queues {
 
 // Doorbell implements ib.UserQP.
 func (q *qp) Doorbell(h *ib.Hold) {
+	before := q.sends.posted.Load()
 	q.advanceFor(h, true)
 	if q.checked != nil {
+		q.checkRefused(before)
 		q.p.copyArrived()
 	}
 }

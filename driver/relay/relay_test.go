@@ -13,6 +13,7 @@ import (
 	"verbena/driver/rxe/layout"
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/gate"
 	"verbena/uapi"
@@ -23,8 +24,9 @@ var ibuser = ib.ForUser(gate.NewKey())
 
 // guest is a user context.
 type guest struct {
-	weak *weak.Config
-	end  uint64
+	weak   *weak.Config
+	checks *check.ProgramConfig
+	end    uint64
 }
 
 func (g *guest) AllocShared(size int) (ib.Shared, error) {
@@ -64,7 +66,12 @@ var guestCap = ib.QPCap{MaxSendWR: 5, MaxRecvWR: 5, MaxSendSGE: 2, MaxRecvSGE: 2
 
 func newWorld(t testing.TB, c *weak.Config) *world {
 	t.Helper()
-	w := &world{t: t, dev: loopback.New("relay0", nil), g: &guest{weak: c}, buf: make([]byte, 4096)}
+	return newWorldOf(t, &guest{weak: c})
+}
+
+func newWorldOf(t testing.TB, g *guest) *world {
+	t.Helper()
+	w := &world{t: t, dev: loopback.New("relay0", nil), g: g, buf: make([]byte, 4096)}
 	w.dev.Handle().Wrap(func(d ib.Driver) ib.Driver { return New(d, layout.Layout{}) })
 	must(t, w.core.Register(w.dev.Handle()))
 	contexts, _ := ib.As[ib.UserContexter](ibuser.Driver(w.dev.IB()))

@@ -292,6 +292,7 @@ type UserSRQ struct{ userQueue }
 type UserQP struct {
 	userQueue
 	destroyed atomic.Bool
+	refused   atomic.Int64 // calls of Refused since the last Sending
 }
 
 // userQueue is a queue with work requests.
@@ -332,6 +333,7 @@ func (p *Program) AddQP(qp *ib.QP, init *ib.DriverQPInit, c ib.QPCap, send, recv
 // post, the caller calls the returned function with the number of accepted requests. Sending waits for the memory of
 // the program.
 func (q *UserQP) Sending(wr *ib.SendWR, id uint64) (posted func(n int)) {
+	q.refused.Store(0)
 	f := &frame{k: q.p.k, what: "ibv_post_send", userID: &id}
 	return q.o.work.recordSends(f, []ib.SendWR{*wr})
 }
@@ -377,17 +379,29 @@ func (q *UserQP) NoReceive() {
 	w := q.o.work
 	w.mu.Lock()
 	since := time.Since(w.connectedAt)
-	applies := w.connected && w.qp.Type() == ib.QPTypeRC && since < firstSecond && !w.connectedAt.IsZero()
+	applies := w.connected && !w.connectedAt.IsZero() && since < firstSecond && !w.anyReceive.Load() &&
+		w.qp.Type() == ib.QPTypeRC
 	w.mu.Unlock()
 	if !applies || w.isInErr() {
 		return
 	}
 	q.p.k.report(Violation{
 		Rule: RuleNoReceive,
-		What: fmt.Sprintf("a message arrived %v after the Modify to RTR, and no receive was posted: the peer waits, or fails "+
+		What: fmt.Sprintf("a message arrived %v after the Modify to RTR, and no receive had been posted: the peer waits, or fails "+
 			"with a receiver-not-ready error", since.Round(time.Microsecond)),
 		Requests: []Request{{QPN: w.qp.Num(), Peer: w.peer.Load(), Opcode: receiveOpcode}},
 	}, q.o.dev, nil)
+}
+
+// maxRefused is the number of refused posts in a row that show that the program waits for room.
+const maxRefused = 64
+
+// Refused records a doorbell without a new request on a full queue. The library of the program has refused a request,
+// or another thread's doorbell has posted it. It may not sleep.
+func (q *UserQP) Refused() {
+	if q.refused.Add(1) == maxRefused {
+		q.o.work.checkQueueHasSignaledSend(&frame{k: q.p.k, what: "ibv_post_send"})
+	}
 }
 
 // DestroyedAH reports a request with an address handle that does not exist.
@@ -474,8 +488,8 @@ func (p *Program) judgeKey(key regionKey, s *ib.SGE, domain any, right ib.Access
 		return RuleKeyRange, fmt.Sprintf("an element of %d bytes at %#x exceeds its region of %d bytes at %#x", s.Length,
 			s.Addr, u.n, u.iova)
 	case right&^u.access != 0:
-		return RuleKeyRight, fmt.Sprintf("the device is to store to memory of a region without IBV_ACCESS_LOCAL_WRITE (local "+
-			"key %#x)", s.LKey)
+		return RuleKeyRight, fmt.Sprintf("the device is to store to memory of a region without IBV_ACCESS_LOCAL_WRITE "+
+			"(local key %#x)", s.LKey)
 	}
 	return 0, ""
 }

@@ -63,7 +63,7 @@ var ProgramRules = []ProgramRule{
 	{RuleCQTooSmall, false, "posts more signaled requests and receives than the CQ has entries",
 		"IBA 10.8.1: the consumer ensures that the completion queue does not overflow",
 		"Request more entries, or post less."},
-	{RuleUnsignaledOnly, false, "fills a send queue with unsignaled requests",
+	{RuleUnsignaledOnly, false, "fills a send queue with unsignaled requests, and tries again and again to post another",
 		"IBA 10.8.6: unsignaled requests occupy the queue until a later request completes",
 		"Signal at least one request for each filling of the queue."},
 	{RuleArmWithoutPoll, false, "arms a CQ that holds completions, and does not poll it",
@@ -77,7 +77,7 @@ var ProgramRules = []ProgramRule{
 	{RuleLeftInSQE, false, "continues to post sends on a QP in SQE after it has polled a failure",
 		"IBA 10.3.1.6: sends on a queue pair in SQE are flushed until it is moved to RTS",
 		"Modify the queue pair to RTS."},
-	{RuleNoReceive, false, "has no receive for a message in the first second of an RC connection",
+	{RuleNoReceive, false, "has posted no receive when the first message of an RC connection arrives, within a second",
 		"IBA 9.7.5.2.8: the responder answers receiver not ready, and the sender's retries may end",
 		"Post receives before the Modify to RTR, and before you tell the peer to send."},
 }

@@ -120,8 +120,8 @@ const (
 	// RulePostsInErr is violated by a consumer that has polled a failed completion, and continues to post sends on the QP
 	// in ERR.
 	RulePostsInErr
-	// RuleNoReceive is violated by a consumer that has posted no receive for a message in the first second after the
-	// Modify of an RC queue pair to RTR.
+	// RuleNoReceive is violated by a consumer that has posted no receive since RESET when a message arrives, in the first
+	// second after the Modify of an RC queue pair to RTR.
 	RuleNoReceive
 	numRules
 )

@@ -79,6 +79,7 @@ type workTracker struct {
 	flushed    int               // receives posted in a row in ERR, in functions of completions
 
 	sentCount, recvCount atomic.Uint64 // numbers of posted requests
+	anyReceive           atomic.Bool   // a receive was posted since RESET
 	connectedAt          time.Time     // time of the Modify to RTR
 	messages             atomic.Uint64 // program: number of received messages
 	peer                 atomic.Uint32 // number of the connected queue pair
@@ -160,8 +161,8 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 		w.recordSQEPosts(n)
 		w.checkPostsInErr(posted, n)
 		w.recordAcceptedRequests(&w.send, posted, n, w.sendCQ, w.sendCap)
-		w.checkQueueHasSignaledSend(f)
 		if w.o.k.program == nil {
+			w.checkQueueHasSignaledSend(f)
 			w.checkCQRoom(f, w.sendCQ)
 		}
 	}
@@ -178,6 +179,7 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 			info:    w.newInfo(&w.recvCount, receiveOpcode, f.consumerID(wrs[i].ID), wrs[i].SGList),
 			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)}
 		w.checkTargetKeys(r, wrs[i].SGList)
+		w.anyReceive.Store(true)
 		posted = append(posted, r)
 	}
 	w.appendPostedRequests(&w.recv, posted)
@@ -299,7 +301,7 @@ func (w *workTracker) checkQueueHasSignaledSend(f *frame) {
 	w.mu.Lock()
 	room := w.sendCap
 	if w.o.k.program != nil {
-		room-- // the program's library refuses the next request without a call
+		room-- // the caller has observed that the next request was refused
 	}
 	full := len(w.send) > room &&
 		!slices.ContainsFunc(w.send, func(r *trackedRequest) bool { return r.signaled || r.end == 0 })
@@ -512,6 +514,7 @@ func (w *workTracker) recordQPState(s ib.QPState) {
 	case ib.QPReset:
 		w.setConnected(false)
 		w.dropOutstandingRequests()
+		w.anyReceive.Store(false)
 	}
 }
 
