@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe/ring"
 	"verbena/ib"
+	ibcheck "verbena/ib/check"
 	"verbena/ib/weak"
 	"verbena/internal/testutil"
 	"verbena/link/simnet"
@@ -177,6 +178,12 @@ func (u *user) doorbell() {
 
 // WeakConfig implements weak.User.
 func (p *program) WeakConfig() *weak.Config { return relayed }
+
+// CheckConfig implements check.User.
+func (p *program) CheckConfig() *ibcheck.ProgramConfig { return relayChecks }
+
+// IsEnding implements check.User.
+func (p *program) IsEnding() bool { return false }
 
 // contexter returns the driver of a device, for user contexts.
 func contexter(d *Device) ib.UserContexter {
