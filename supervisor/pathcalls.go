@@ -17,6 +17,8 @@ type pathCalls struct {
 	token  *tokenHolder
 	dirs   *directoryCalls
 	path   [unix.PathMax]byte // buffer of readPath
+	// followed is set if the last cleanPath has followed a link before a "..".
+	followed bool
 }
 
 // answerPathCall answers a system call with a path. Most files are not virtual, so their calls continue in the kernel.
@@ -165,11 +167,22 @@ var errNoFile error = syscall.ENOENT
 // openHowSize is the size of the first version of struct open_how.
 const openHowSize = 24
 
+// answerOpenat2 answers openat2(2). With RESOLVE_NO_SYMLINKS, a link in the path is an error, unless the call opens the
+// link itself.
 func (pc *pathCalls) answerOpenat2(path string, how *[openHowSize]byte) callResult {
-	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
+	resolve := binary.NativeEndian.Uint64(how[16:])
+	if resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
 		return callResult{fate: fateContinued} // the path turned out to be relative or invalid
 	}
-	return pc.answerOpen(path, binary.NativeEndian.Uint64(how[:]))
+	flags := binary.NativeEndian.Uint64(how[:])
+	if resolve&unix.RESOLVE_NO_SYMLINKS != 0 {
+		plain, slash := strings.CutSuffix(path, "/")
+		ofLink := flags&(unix.O_PATH|unix.O_NOFOLLOW) == unix.O_PATH|unix.O_NOFOLLOW && !slash
+		if to, _ := pc.caller.session.tree.lookup(plain, ofLink); to != plain || pc.followed {
+			return failWith(syscall.ELOOP)
+		}
+	}
+	return pc.answerOpen(path, flags)
 }
 
 // errNotVirtual makes the kernel execute the call and report its error.
@@ -180,6 +193,7 @@ var errNotVirtual = errors.New("the path is not virtual")
 // errNotVirtual if ".." follows a component in the file system that is not a plain directory. If the last component
 // must be a directory, the resulting path ends in a slash.
 func (pc *pathCalls) cleanPath(raw []byte) (path string, err error) {
+	pc.followed = false
 	var parts []string
 	last := ""
 	for part := range strings.SplitSeq(string(raw), "/") {
@@ -214,7 +228,9 @@ func (pc *pathCalls) parentPath(parts []string) ([]string, error) {
 		}
 		return parts[:len(parts)-1], nil
 	}
-	dir, e := pc.caller.session.tree.lookup(dir, false)
+	to, e := pc.caller.session.tree.lookup(dir, false)
+	pc.followed = pc.followed || to != dir
+	dir = to
 	switch {
 	case e == nil:
 		return nil, errNoFile

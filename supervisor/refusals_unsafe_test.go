@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
@@ -69,6 +70,19 @@ func TestPathErrorsMatchKernel(t *testing.T) {
 			return v
 		}
 	}
+	withoutLinks := func(path string, flags uint64) func() callResult {
+		return func() callResult {
+			how := c.mem[1024 : 1024+openHowSize]
+			binary.NativeEndian.PutUint64(how, flags|unix.O_CLOEXEC)
+			binary.NativeEndian.PutUint64(how[16:], unix.RESOLVE_NO_SYMLINKS)
+			c.setArgs(cwd, c.storePath(path), c.memAddr(1024), openHowSize)
+			v := c.w.paths.answerPathCall(callOpenat2)
+			if v.fate == fateAnswered && v.err == nil {
+				unix.Close(int(v.val))
+			}
+			return v
+		}
+	}
 	if err := unix.Mprotect(c.mem[end/2:], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
@@ -101,6 +115,13 @@ func TestPathErrorsMatchKernel(t *testing.T) {
 		{"openat2 with a small structure", openat2(0, openHowSize-1), "let through"},
 		{"openat2 with half a structure", openat2(end/2-8, openHowSize), "EFAULT"},
 		{"openat2 without a structure", openat2(end/2, openHowSize), "EFAULT"},
+		{"a link without following links", withoutLinks(link, 0), "ELOOP"},
+		{"below a link without following links", withoutLinks(link+"/none", 0), "ELOOP"},
+		{"parent of a link without following links", withoutLinks("/sys/class/infiniband/rxe0/../rxe0", 0), "ELOOP"},
+		{"a directory behind a link", withoutLinks(link+"/", unix.O_PATH|unix.O_NOFOLLOW), "ELOOP"},
+		{"the path of a link without following links", withoutLinks(link, unix.O_PATH|unix.O_NOFOLLOW), "ENOTSUP"},
+		{"a device file without following links", withoutLinks(deviceFile, 0), "ok"},
+		{"an attribute behind a link", withoutLinks(guid, 0), "ELOOP"},
 		{"readlink of a file", readlink(guid, 100), "EINVAL"},
 		{"readlink into an empty buffer", readlink(link, 0), "EINVAL"},
 		{"readlink of a negative size", readlink(link, 1<<31), "EINVAL"},
