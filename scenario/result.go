@@ -53,6 +53,7 @@ type programResult struct {
 	Error   string        `json:"error,omitempty"`  // reason for which the program could not be started
 	Lines   []outputLine  `json:"lines"`
 	More    int           `json:"more,omitempty"` // number of lines that were not kept
+	last    string        // the last line that is not blank, kept or not
 }
 
 // outputLine is a line of a program's output.
@@ -291,10 +292,8 @@ func (r *Result) outputOrderHint(e *expectedOutcome, s string, next int) string 
 
 // describeLastLine describes the program's last line, for failures.
 func (p *programResult) describeLastLine() string {
-	for i := len(p.Lines) - 1; i >= 0; i-- {
-		if s := strings.TrimSpace(p.Lines[i].Text); s != "" {
-			return fmt.Sprintf("; its last line: %s", s)
-		}
+	if s := strings.TrimSpace(p.last); s != "" {
+		return "; its last line: " + s
 	}
 	return "; the program has printed nothing"
 }

@@ -310,6 +310,9 @@ func (x *runState) handleEvent(h runEvent) {
 		} else {
 			p.More++
 		}
+		if strings.TrimSpace(*h.line) != "" {
+			p.last = *h.line
+		}
 		x.reportProgress(ProgressEvent{At: at, Kind: MarkLine, Subject: p.Name, Text: *h.line})
 		x.markDueTriggers(func(m *trigger) bool {
 			return m.Output != "" && m.Of == p.Name && regexp.MustCompile(m.Output).MatchString(*h.line)

@@ -553,6 +553,18 @@ func TestReportsMatchResult(t *testing.T) {
 		if s := text.String(); strings.Count(s, "FAIL") != 3 || !strings.Contains(s, "exit code 1; its last line") {
 			t.Errorf("text: got %s, want 3 failures and the last line", s)
 		}
+		w.scripts["long"] = func(s *simProgram) Exit {
+			for n := range maxLines + 10 {
+				s.printLine(fmt.Sprintf("line %d", n))
+			}
+			s.printLine("")
+			return Exit{Code: 1}
+		}
+		text.Reset()
+		w.runScenario(t, "name: long\n"+devicesYAML+"programs: [{name: p, run: [long]}]").WriteText(&text)
+		if want := fmt.Sprintf("its last line: line %d", maxLines+9); !strings.Contains(text.String(), want) {
+			t.Errorf("text of a program with %d lines: got %s, want %q", maxLines+11, text.String(), want)
+		}
 		same, free := r.Compare(r)
 		if len(same)+len(free) != 0 {
 			t.Errorf("Compare with itself: got %v and %v, want none", same, free)
