@@ -19,8 +19,26 @@ const autoPCI = "auto"
 // pciFunctions holds the PCI functions as which programs see the devices, by the names of the devices. A device keeps
 // its function across a reset or an unplug.
 type pciFunctions struct {
-	mu     sync.Mutex
-	byName map[string]*pci.Function
+	mu       sync.Mutex
+	byName   map[string]*pci.Function
+	reserved map[string]pci.Address // addresses of links that are about to be made, by their names
+}
+
+// reserve keeps the addresses that links name from links for which the service chooses an address, until release.
+func (p *pciFunctions) reserve(specs []ctl.LinkSpec) (release func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reserved = map[string]pci.Address{}
+	for _, l := range specs {
+		if f, auto, err := pci.Parse(l.PCI, ""); l.PCI != "" && err == nil && !auto {
+			p.reserved[l.Name] = f.Address
+		}
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.reserved = nil
+	}
 }
 
 // add adds the function of a new link, if the link has one, and replaces the text of spec.PCI by the complete
@@ -49,8 +67,8 @@ func (p *pciFunctions) add(spec *ctl.LinkSpec, d driver.Driver) error {
 		return fmt.Errorf("the link exists already: %w", syscall.EEXIST)
 	}
 	if auto {
-		err = f.Place(func(a pci.Address) bool { return p.user(a) != "" || supervisor.HasPCIRoot(a) })
-	} else if name := p.user(f.Address); name != "" {
+		err = f.Place(func(a pci.Address) bool { return p.user(a, "") != "" || supervisor.HasPCIRoot(a) })
+	} else if name := p.user(f.Address, spec.Name); name != "" {
 		err = fmt.Errorf("pci %v: the address is in use by link %s: %w", f.Address, name, syscall.EADDRINUSE)
 	}
 	if err == nil {
@@ -66,14 +84,22 @@ func (p *pciFunctions) add(spec *ctl.LinkSpec, d driver.Driver) error {
 	return nil
 }
 
-// user returns the link with a function, or a bridge, at an address, or "".
+// user returns a link other than self with a function, or a bridge, at an address, or "".
 //
 //verbena:held p.mu
-func (p *pciFunctions) user(a pci.Address) string {
-	for name, f := range p.byName {
-		bridge, _ := f.Address.Bridge()
+func (p *pciFunctions) user(a pci.Address, self string) string {
+	overlaps := func(b pci.Address) bool {
+		bridge, _ := b.Bridge()
 		own, _ := a.Bridge()
-		if f.Address == a || bridge == a || own == f.Address {
+		return b == a || bridge == a || own == b
+	}
+	for name, f := range p.byName {
+		if overlaps(f.Address) {
+			return name
+		}
+	}
+	for name, b := range p.reserved {
+		if name != self && overlaps(b) {
 			return name
 		}
 	}

@@ -80,6 +80,26 @@ func TestEFALooksLikePCI(t *testing.T) {
 	}
 }
 
+// TestAutomaticPCIAddressIsFree tests that an automatic address is not one that a later link names.
+func TestAutomaticPCIAddressIsFree(t *testing.T) {
+	first, _ := servicetest.New(t, service.Options{Links: []ctl.LinkSpec{
+		{Name: "rxe0", Addrs: []string{"127.91.9.5"}, PCI: "auto"},
+	}})
+	links, err := first.Links()
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, _, _ := strings.Cut(links[0].PCI, ",")
+	s, _ := servicetest.New(t, service.Options{Links: []ctl.LinkSpec{
+		{Name: "rxe0", Addrs: []string{"127.91.9.6"}, PCI: "auto"},
+		{Name: "rxe1", Addrs: []string{"127.91.9.7"}, PCI: taken},
+	}})
+	if links, err = s.Links(); err != nil || len(links) != 2 || !strings.HasPrefix(links[1].PCI, taken) ||
+		strings.HasPrefix(links[0].PCI, taken) {
+		t.Errorf("links: got %+v and error %v, want rxe1 at %s, and rxe0 elsewhere", links, err, taken)
+	}
+}
+
 // TestPCIFunctions tests the addresses of functions: automatic addresses differ, an address in use is refused, and a
 // removed or refused link releases its address.
 func TestPCIFunctions(t *testing.T) {

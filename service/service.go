@@ -245,6 +245,7 @@ func (s *Service) createLinks(specs []ctl.LinkSpec) error {
 	if len(specs) == 0 {
 		return nil
 	}
+	defer s.links.functions.reserve(specs)()
 	release := s.guests.HoldTrees()
 	for _, spec := range specs {
 		if err := s.links.addLink(spec); err != nil {
