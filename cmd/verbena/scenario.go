@@ -39,7 +39,7 @@ type scenarioRunCmd struct {
 	Trace    string            `help:"Write a trace of the work requests, for https://ui.perfetto.dev: see docs/explain.md. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	Report   string            `help:"Write all observations, as JSON. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	HTML     string            `name:"html" help:"Write a page with the timeline, the checks and the output of programs, as one HTML file. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
-	Web      string            `help:"Serve a web page at HOST:PORT with the scenario and its devices while it runs, as verbena serve --web. The printed address has a token." placeholder:"ADDR" complete:"none"`
+	Web      *string           `help:"Serve a web page at HOST:PORT with the scenario and its devices while it runs, as verbena serve --web. The printed address has a token." placeholder:"ADDR" complete:"none"`
 	Compare  string            `help:"Print the differences from an earlier run, given by its --report. The exit code is 1 if an action differs." placeholder:"FILE" complete:"file"`
 	Quiet    bool              `short:"q" help:"Do not print progress."`
 }
@@ -232,17 +232,14 @@ type scenarioPage struct {
 // servePage serves a page, if requested.
 func (s *scenarioRunCmd) servePage() (*scenarioPage, error) {
 	p := &scenarioPage{}
-	if s.Web == "" {
+	if s.Web == nil {
 		return p, nil
 	}
 	var err error
-	if p.listener, err = web.Listen(s.Web); err != nil {
+	if p.listener, err = web.Listen(*s.Web); err != nil {
 		return nil, err
 	}
-	if !p.listener.IsLocal() {
-		fmt.Fprintln(os.Stderr, "verbena: scenario run: the web page can be reached from other machines, without encryption")
-	}
-	fmt.Fprintf(os.Stderr, "web page: %s\n", p.listener.URL())
+	fmt.Fprint(os.Stderr, web.Notice(*s.Web, p.listener.URL()))
 	p.served = make(chan error, 1)
 	info, _ := debug.ReadBuildInfo()
 	go func() {

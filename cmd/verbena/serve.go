@@ -87,8 +87,8 @@ type serveCmd struct {
 	Limit        []string      `help:"Limit of the resources of one user, and of all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
 	ManagerUID   []int         `name:"manager-uid" help:"Additional user id that may manage the service: links, resets, faults, captures, stop. By default only the service's own user may, and root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without these may not." placeholder:"UID" complete:"none"`
 	Idle         time.Duration `help:"End after a time without programs, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
-	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics, which contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
-	Web          string        `help:"Serve a web page at HOST:PORT, such as 127.0.0.1:9402, that shows devices and connections and changes links, devices and faults. The printed address has a token; any client with the token has the rights of the service's owner." placeholder:"ADDR" complete:"none"`
+	Metrics      *string       `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics, which contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
+	Web          *string       `help:"Serve a web page at HOST:PORT, such as 127.0.0.1:9402, that shows devices and connections and changes links, devices and faults. The printed address has a token; any client with the token has the rights of the service's owner." placeholder:"ADDR" complete:"none"`
 	Daemon       bool          `help:"Start the service in the background and return when it is ready; print the name of the file to which its messages go."`
 	Debug        bool          `help:"Also log the beginning and end of programs, opened and closed device files, refused commands with the reason, failed queue pairs, and resets."`
 	OnDemand     bool          `hidden:"" help:"Report on descriptor 3; set when a client starts the service."`
@@ -168,8 +168,8 @@ func (s *serveCmd) runDaemon(c *cli) error {
 		return err
 	}
 	fmt.Printf("process %d serves at %s; its messages are in %s\n", info.Info.PID, loc.Socket, loc.LogPath())
-	if info.Info.Web != "" {
-		fmt.Printf("web page: %s\n", info.Info.Web)
+	if info.Info.Web != "" && s.Web != nil {
+		fmt.Print(web.Notice(*s.Web, info.Info.Web))
 	}
 	return nil
 }
@@ -258,7 +258,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	}
 	defer endService(svc, opts.Log, l.CloseAndUnlock)
 	defer stopMetrics(svc)()
-	defer serveWeb(page, svc, opts.Log)()
+	defer s.serveWeb(page, svc, opts.Log)()
 	stopOnSignal(svc)
 	features.logMissingFeatures(opts.Log)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
@@ -268,26 +268,23 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 
 // listenWeb listens for browsers, if requested. Otherwise the listener is nil.
 func (s *serveCmd) listenWeb(opts *service.Options) (*web.Listener, error) {
-	if s.Web == "" {
+	if s.Web == nil {
 		return nil, nil
 	}
-	l, err := web.Listen(s.Web)
+	l, err := web.Listen(*s.Web)
 	if err != nil {
 		return nil, err
-	}
-	if !l.IsLocal() {
-		opts.Log.Warn("the web page can be reached from other machines, without encryption", "addr", l.Addr())
 	}
 	opts.Web = l.URL()
 	return l, nil
 }
 
 // serveWeb serves the web page on l, unless l is nil, until the call of end.
-func serveWeb(l *web.Listener, svc *service.Service, log *slog.Logger) (end func()) {
+func (s *serveCmd) serveWeb(l *web.Listener, svc *service.Service, log *slog.Logger) (end func()) {
 	if l == nil {
 		return func() {}
 	}
-	fmt.Fprintf(os.Stderr, "web page: %s\n", l.URL())
+	fmt.Fprint(os.Stderr, web.Notice(*s.Web, l.URL()))
 	info, _ := debug.ReadBuildInfo()
 	go func() {
 		o := web.Options{Source: svc, Version: versionText(info), Causes: web.CausesOf(svc), Log: log}
@@ -301,10 +298,10 @@ func serveWeb(l *web.Listener, svc *service.Service, log *slog.Logger) (end func
 // listenMetrics listens for Prometheus, if requested. listenMetrics returns begin, which starts to answer, and end,
 // which stops.
 func (s *serveCmd) listenMetrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
-	if s.Metrics == "" {
+	if s.Metrics == nil {
 		return func(*service.Service) func() { return func() {} }, nil
 	}
-	l, err := metrics.Listen(s.Metrics)
+	l, err := metrics.Listen(*s.Metrics)
 	if err != nil {
 		return nil, err
 	}

@@ -81,6 +81,18 @@ func TestCommandsOfWebPage(t *testing.T) {
 	}
 }
 
+// TestEmptyAddressIsRefused tests that an empty address of a page or of metrics is an error that shows the form of an
+// address.
+func TestEmptyAddressIsRefused(t *testing.T) {
+	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
+	for flag, want := range map[string]string{"--web": "127.0.0.1:9402", "--metrics": "127.0.0.1:9401"} {
+		out, err := v("serve", "--link", "rxe0=127.91.11.7", flag, "").CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "write HOST:PORT, such as "+want) {
+			t.Errorf("serve %s with an empty address: got %s and error %v, want the form of an address", flag, out, err)
+		}
+	}
+}
+
 // TestWebPageOfDaemon tests that `serve --daemon --web` prints the address of the page, that the page changes the
 // service, and that it needs the token.
 func TestWebPageOfDaemon(t *testing.T) {

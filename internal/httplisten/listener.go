@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -29,6 +31,19 @@ func Listen(what, addr, example string) (net.Listener, error) {
 		return nil, fmt.Errorf("%s: listen on %s: %w", what, host, err)
 	}
 	return l, nil
+}
+
+// CheckHost returns an error for a request of a page under a foreign name that resolves to the address of the server
+// (DNS rebinding). Such a page sends that name as the host, and cannot send an address or localhost.
+func CheckHost(r *http.Request) error {
+	u, err := url.Parse("http://" + r.Host)
+	if err != nil || u.Host != r.Host {
+		return errors.New("the request has a malformed Host")
+	}
+	if _, err := netip.ParseAddr(u.Hostname()); err != nil && !strings.EqualFold(u.Hostname(), "localhost") {
+		return errors.New("the host of the request is neither an address nor localhost")
+	}
+	return nil
 }
 
 const (

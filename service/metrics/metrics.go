@@ -52,7 +52,7 @@ func Listen(addr string) (net.Listener, error) {
 func Serve(l net.Listener, s dataSource, version string, log *slog.Logger) error {
 	open := httplisten.New(l)
 	srv := &http.Server{
-		Handler:     metricsHandler(s, version, log),
+		Handler:     checkHost(l, metricsHandler(s, version, log)),
 		ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
@@ -62,6 +62,21 @@ func Serve(l net.Listener, s dataSource, version string, log *slog.Logger) error
 		return fmt.Errorf("metrics: %w", err)
 	}
 	return nil
+}
+
+// checkHost makes h refuse requests of web pages with a foreign name if only this machine can connect to l. On a
+// network, Prometheus may know this machine by any name.
+func checkHost(l net.Listener, h http.Handler) http.Handler {
+	if a, ok := l.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := httplisten.CheckHost(r); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // metricsHandler answers GET and HEAD of /metrics.

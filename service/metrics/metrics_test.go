@@ -138,6 +138,32 @@ func TestMetricsAreCached(t *testing.T) {
 	}
 }
 
+// TestForeignHostIsRefused tests that a page under a foreign name that resolves to this machine cannot read metrics,
+// and that a server on the network answers under any name.
+func TestForeignHostIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		addr, host string
+		status     int
+	}{
+		{"127.0.0.1:0", "127.0.0.1:9401", http.StatusOK}, {"127.0.0.1:0", "localhost", http.StatusOK},
+		{"127.0.0.1:0", "[::1]:9401", http.StatusOK}, {"127.0.0.1:0", "evil.example", http.StatusForbidden},
+		{"127.0.0.1:0", "a b", http.StatusForbidden}, {":0", "node1.example:9401", http.StatusOK},
+	} {
+		l, err := Listen(c.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.Host = c.host
+		w := httptest.NewRecorder()
+		checkHost(l, metricsHandler(&fakeSource{}, "x", slog.New(slog.DiscardHandler))).ServeHTTP(w, r)
+		if w.Code != c.status {
+			t.Errorf("server at %s asked as %s: got status %d, want %d", c.addr, c.host, w.Code, c.status)
+		}
+		l.Close()
+	}
+}
+
 func startServer(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := Listen("127.0.0.1:0")

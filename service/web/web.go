@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strings"
 	"sync"
 	"syscall"
@@ -86,8 +85,39 @@ func (l *Listener) URL() string {
 	return fmt.Sprintf("http://%s/%s/", net.JoinHostPort(host, fmt.Sprint(addr.Port())), l.token)
 }
 
-// IsLocal reports whether only programs on this machine can connect.
-func (l *Listener) IsLocal() bool { return l.Addr().(*net.TCPAddr).IP.IsLoopback() }
+// maxShown is the number of addresses of this machine that Notice shows.
+const maxShown = 4
+
+// Notice returns the lines that show the URL of a page at addr, the address for Listen. If other machines can connect,
+// they contain the URLs for these machines, and a warning. Each line ends in a newline.
+func Notice(addr, url string) string {
+	text := "web page: " + url + "\n"
+	host, _, _ := net.SplitHostPort(addr)
+	ip, _ := netip.ParseAddr(host)
+	if host == "localhost" || ip.IsLoopback() {
+		return text
+	}
+	if host == "" || ip.IsUnspecified() {
+		_, rest, _ := strings.Cut(url, "://localhost:")
+		port, path, _ := strings.Cut(rest, "/")
+		for _, a := range reachableAddrs(ip.Is4()) {
+			text += "from other machines: http://" + net.JoinHostPort(a, port) + "/" + path + "\n"
+		}
+	}
+	return text + "other machines can reach the web page, without encryption: to prevent that, use 127.0.0.1 and a tunnel\n"
+}
+
+// reachableAddrs returns addresses of this machine that others may reach, at most maxShown.
+func reachableAddrs(only4 bool) (list []string) {
+	addrs, _ := net.InterfaceAddrs()
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		if ok && n.IP.IsGlobalUnicast() && (!only4 || n.IP.To4() != nil) && len(list) < maxShown {
+			list = append(list, n.IP.String())
+		}
+	}
+	return list
+}
 
 // Serve answers requests on l until l is closed, and returns when all requests have ended. It may sleep.
 func Serve(l *Listener, o Options) error {
@@ -190,15 +220,10 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// checkOrigin returns an error for a request that another web page may have caused. A page under a foreign name that
-// resolves to this address (DNS rebinding) sends that name as the host. No such page can send an address.
+// checkOrigin returns an error for a request that another web page may have caused.
 func checkOrigin(r *http.Request) error {
-	u, err := url.Parse("http://" + r.Host)
-	if err != nil || u.Host != r.Host {
-		return errors.New("the request has a malformed Host")
-	}
-	if _, err := netip.ParseAddr(u.Hostname()); err != nil && !strings.EqualFold(u.Hostname(), "localhost") {
-		return errors.New("the host of the request is neither an address nor localhost")
+	if err := httplisten.CheckHost(r); err != nil {
+		return err
 	}
 	origins := r.Header.Values("Origin")
 	switch {

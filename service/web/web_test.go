@@ -384,7 +384,7 @@ func TestServeSendsEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !l.IsLocal() || len(l.token) != 32 {
+	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() || len(l.token) != 32 {
 		t.Errorf("listener: got %s, want a local address and 32 digits", l.URL())
 	}
 	served := make(chan error, 1)
@@ -460,19 +460,48 @@ func TestStreamsSurviveOtherConnections(t *testing.T) {
 	}
 }
 
+// TestNotice tests the lines with the URL of a page, also if other machines can connect.
+func TestNotice(t *testing.T) {
+	const warning = "other machines can reach the web page, without encryption"
+	for _, c := range []struct {
+		addr, url string
+		open      bool
+	}{
+		{"127.0.0.1:9402", "http://127.0.0.1:9402/t/", false}, {"localhost:9402", "http://127.0.0.1:9402/t/", false},
+		{"[::1]:9402", "http://[::1]:9402/t/", false}, {"0.0.0.0:9402", "http://localhost:9402/t/", true},
+		{":9402", "http://localhost:9402/t/", true}, {"192.0.2.1:9402", "http://192.0.2.1:9402/t/", true},
+	} {
+		got := Notice(c.addr, c.url)
+		if !strings.HasPrefix(got, "web page: "+c.url+"\n") || strings.Contains(got, warning) != c.open {
+			t.Errorf("notice for %s: got %q, want the URL and a warning: %t", c.addr, got, c.open)
+		}
+		if all := strings.Contains(c.url, "localhost:"); all {
+			for _, a := range reachableAddrs(c.addr != ":9402") {
+				if want := "http://" + net.JoinHostPort(a, "9402") + "/t/\n"; !strings.Contains(got, want) {
+					t.Errorf("notice for %s: got %q, want %q in it", c.addr, got, want)
+				}
+			}
+		} else if strings.Contains(got, "from other machines: ") {
+			t.Errorf("notice for %s: got %q, want no other address", c.addr, got)
+		}
+	}
+}
+
 // TestListenErrorNamesFlag tests that the error of Listen names the flag and the form of an address.
 func TestListenErrorNamesFlag(t *testing.T) {
-	if _, err := Listen("9402"); err == nil || !strings.HasPrefix(err.Error(), "web: ") ||
-		!strings.Contains(err.Error(), "127.0.0.1:9402") {
-		t.Errorf("Listen: got %v, want the form of an address", err)
+	for _, addr := range []string{"", "9402"} {
+		if _, err := Listen(addr); err == nil || !strings.HasPrefix(err.Error(), "web: ") ||
+			!strings.Contains(err.Error(), "127.0.0.1:9402") {
+			t.Errorf("Listen on %q: got %v, want the form of an address", addr, err)
+		}
 	}
 	l, err := Listen("0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if l.IsLocal() || !strings.HasPrefix(l.URL(), "http://localhost:") {
-		t.Errorf("address of all interfaces: got %s as local: %v, want localhost and false", l.URL(), l.IsLocal())
+	if !strings.HasPrefix(l.URL(), "http://localhost:") {
+		t.Errorf("address of all interfaces: got %s, want localhost", l.URL())
 	}
 	if o, err := Listen(l.Addr().String()); err == nil {
 		o.Close()
