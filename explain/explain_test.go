@@ -135,8 +135,14 @@ func TestTimeout(t *testing.T) {
 			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
 		}, row: "peer-ended", fault: "the peer", hidden: "no-own-qp"},
 		{name: "INIT", peer: 1, facts: func(e *ends) {
+			e.forgetQP(e.qps[qpKey{"rxe1", 18}]) // it has never received
+			e.b.State = ib.QPReset
 			e.enter(e.b, 0, ib.QPInit, driver.StateCause{Reason: driver.ByProgram})
 		}, row: "peer-not-ready", fault: "the peer", text: unanswered + "the peer's QP 18 is in INIT"},
+		{name: "reset", peer: 1, facts: func(e *ends) {
+			e.enter(e.b, time.Second, ib.QPReset, driver.StateCause{Reason: driver.ByProgram})
+		}, row: "peer-reset", fault: "the peer",
+			text: unanswered + "the peer's program moved its QP 18 to RESET 3.7 s earlier"},
 		{name: "connected elsewhere", peer: 1, facts: func(e *ends) {
 			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: e.b, Source: here,
 				Reason: driver.DropSource, Packets: 1})

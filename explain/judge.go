@@ -608,8 +608,9 @@ func (r *Recorder) judgePeer(peer *qpFacts, f *driver.FailedCompletion, x *value
 	case peer.gone:
 		y.since = peer.changed
 		return judge("peer-closed", &y, FaultRequester), true
+	case peer.ref.State < ib.QPRTR && !y.since.IsZero():
+		return judge("peer-reset", &y, FaultRequester), true
 	case peer.ref.State < ib.QPRTR:
-		y.since = time.Time{}
 		return judge("peer-not-ready", &y, FaultRequester), true
 	}
 	return verdict{}, false

@@ -121,6 +121,8 @@ var Table = []Row{
 		"see why the process ended"},
 	{"peer-not-ready", "the peer's QP {peerqp} is in {peerstate}", "IBA 10.3.1; ibv_modify_qp(3)", FaultResponder,
 		"send only after the peer has moved its QP to RTR"},
+	{"peer-reset", "the peer's program moved its QP {peerqp} to {peerstate} {ago} earlier", "IBA 10.3.1; ibv_modify_qp(3)",
+		FaultResponder, "end the connection at both ends before a QP is reset"},
 	{"peer-other", "the peer's QP {peerqp} is connected to another QP", "IBA 9.6.1.1; ibv_modify_qp(3)", FaultBoth,
 		"exchange QP numbers and GIDs anew, and set dest_qp_num and ah_attr of both ends"},
 	{"peer-service", "the peer's QP {peerqp} has another type ({peertype})", "IBA 9.6.1.1; ibv_create_qp(3)",
@@ -229,7 +231,8 @@ var Table = []Row{
 	{"service-stopped", "the service was stopped at {since}, and its devices with it", "`verbena stop`", FaultInjected,
 		"start the service, and then the program: a program does not connect to a new service"},
 	// Rejected connections.
-	{"no-listener", "{peer} has no listener on port {port}", "IBA 12.6.7.2, reason 8; rdma_listen(3)", FaultRequester,
+	{"no-listener", "{peer} has no listener on port {port}",
+		"IBA 12.6.7.2, reason 8, 12.11.2.1; rdma_listen(3)", FaultRequester,
 		"start the server before the client, and use its port and address"},
 	{"rejected-program", "process {peerpid} rejected it", "IBA 12.6.7.2, reason 28; rdma_reject(3)", FaultResponder,
 		"see the private data of the rejection, and the log of that program"},
@@ -264,6 +267,8 @@ var Table = []Row{
 	{"call-busy", "{err}", "{man}", FaultSelf, "destroy the objects that use it first"},
 	{"call-gone", "{err}", "{man}; ibv_get_async_event(3)", FaultDevice, "close the device, and open the recovered one"},
 	{"call-fault", "{err}", "{man}", FaultSelf, "pass memory that is mapped with the rights that the access flags need"},
+	{"call-unreachable", "{err}", "{man}; ip-route(8)", FaultSelf,
+		"use a GID index with an address of the destination's family, and a destination that this device can reach"},
 	{"call-injected", "{err}", "`verbena fault add --verb`", FaultInjected, "`verbena fault show` lists the rule"},
 	{"call-failed", "{err}", "{man}", FaultSelf, "see the message"},
 }
@@ -306,5 +311,5 @@ var callRows = map[syscall.Errno]string{
 	syscall.EMFILE: "call-memory", syscall.EAGAIN: "call-memory", syscall.EOPNOTSUPP: "call-unsupported",
 	syscall.ENOSYS: "call-unsupported", syscall.EPERM: "call-permission",
 	syscall.EACCES: "call-permission", syscall.EBUSY: "call-busy", syscall.EIO: "call-gone", syscall.ENODEV: "call-gone",
-	syscall.EFAULT: "call-fault",
+	syscall.EFAULT: "call-fault", syscall.ENETUNREACH: "call-unreachable", syscall.EHOSTUNREACH: "call-unreachable",
 }

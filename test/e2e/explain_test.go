@@ -79,6 +79,7 @@ func TestExplain(t *testing.T) {
 		{how: "mtu_mismatch", row: "mtu-mismatch", fault: "both ends",
 			text: "2048 bytes does not fit the responder's path MTU 1024"},
 		{how: "peer_in_reset", row: "peer-not-ready", fault: "the peer", text: "is in RESET"},
+		{how: "peer_reset", row: "peer-reset", fault: "the peer", text: "to RESET"},
 		{how: "peer_in_error", row: "peer-in-error", fault: "the peer", text: "its program has modified it"},
 		{how: "peer_failed", row: "peer-in-error", fault: "the peer", text: "no memory region or window has the key"},
 		{how: "peer_closed", row: "peer-closed", fault: "the peer", text: "was destroyed"},

@@ -216,6 +216,16 @@ def peer_in_reset():
     a.error()
 
 
+def peer_reset():
+    a, b = pair()
+    b.recv()
+    a.send()
+    time.sleep(.1)
+    b.qp.modify(QPAttr(qp_state=e.IBV_QPS_RESET), e.IBV_QP_STATE)
+    a.send()
+    a.error()
+
+
 def peer_in_error():
     a, b = pair()
     attr = QPAttr(qp_state=e.IBV_QPS_ERR)
