@@ -491,6 +491,10 @@ func (s *srd) receiveData(p *pass, f *srdFlow, k *packet) {
 		whole = off+at.Length <= int(e.Length)
 		s.settleUnless(p, whole && p.scatter.joins(scatterRead, e.LKey, e.Addr+uint64(off)))
 	}
+	if _, ok := f.snd.Response(k.psn); !ok { // another copy has just been stored, and the request may be complete
+		s.qp.dev.counters.add(cntDropResponse, 1)
+		return
+	}
 	x := srdStored{psn: k.psn, flow: f}
 	if !p.store(s.qp, scatterRead, k.psn, w.SGEs, at.Offset, k.Payload) {
 		s.stored(&x, false)

@@ -239,6 +239,9 @@ func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status transport
 	}
 	if len(k.Payload) > 0 {
 		s.settleUnless(p, !takes && p.scatter.joins(scatterWrite, h.RKey(), h.VA()))
+		if src.rcv.Arrive(k.psn) != transport.SRDNew { // another copy has just been stored
+			return transport.SRDSuccess, true
+		}
 		switch stores := p.storeAt(qp, scatterWrite, k.psn, h.RKey(), ib.AccessRemoteWrite, h.VA(), k.Payload); {
 		case stores && !takes:
 			s.storing = append(s.storing, srdStored{psn: k.psn, from: src})
