@@ -2,7 +2,6 @@ package efa_test
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -319,7 +318,7 @@ func FuzzSRDPackets(f *testing.F) {
 			copy(a.buf, "works")
 			a.send(2, ah, b.qp.Num(), 0, 5, nil)
 			a.await(2, abi.IOCompStatusOK)
-			if c := b.poll(); c.Common.ReqID != 2 || c.Length != 5 || fmt.Sprintf("%s", b.buf[:5]) != "works" {
+			if c := b.poll(); c.Common.ReqID != 2 || c.Length != 5 || string(b.buf[:5]) != "works" {
 				t.Errorf("after packet %x: got %+v, want the message of the peer", k, c)
 			}
 		})
