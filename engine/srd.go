@@ -48,6 +48,7 @@ type srd struct {
 	reading []srdRead   // packets in the open train without their data, which gather will read together
 	storing []srdStored // packets with data in scatter
 
+	now       int64 // in ticks, when data were stored
 	deadline  int64 // the earliest deadline of a flow, in ticks; 0: none
 	flowHand  int   // index at which the search for an idle flow begins
 	otherHand int   // the same for sources
@@ -461,7 +462,7 @@ func (s *srd) receiveResponse(p *pass, k *packet) {
 			f.snd.Accepted()
 		}
 	case roce.Acknowledge:
-		f.snd.Acked(k.psn, k.Payload)
+		f.snd.Acked(k.psn, k.Payload, qp.dev.tick())
 	case roce.FlowRefuse:
 		status := transport.SRDForgotten
 		if v := h.Value(); v < uint32(status) {
@@ -506,7 +507,7 @@ func (s *srd) receiveData(p *pass, f *srdFlow, k *packet) {
 	}
 }
 
-// settleUnless calls settle, unless the next data join.
+// settleUnless stores the collected data, unless the next data join.
 func (s *srd) settleUnless(p *pass, join bool) {
 	if !join {
 		s.settle(p)
@@ -516,6 +517,9 @@ func (s *srd) settleUnless(p *pass, join bool) {
 // settle writes the data that scatter has, and handles the packets that have brought them.
 func (s *srd) settle(p *pass) {
 	ok := p.settle(s.qp)
+	if len(s.storing) > 0 {
+		s.now = s.qp.dev.tick()
+	}
 	for i := range s.storing {
 		s.stored(&s.storing[i], ok)
 	}
@@ -526,7 +530,7 @@ func (s *srd) settle(p *pass) {
 func (s *srd) stored(x *srdStored, ok bool) {
 	switch {
 	case x.flow != nil && ok:
-		x.flow.snd.Responded(x.psn)
+		x.flow.snd.Responded(x.psn, s.now)
 		s.conclude(x.flow)
 	case x.flow != nil:
 		if id, found := x.flow.snd.FailPacket(x.psn); found {

@@ -97,6 +97,7 @@ type srdSlot struct {
 	index int32 // index of the packet in the message
 	state srdSlotState
 	fast  bool // retransmitted before a timeout
+	again bool // retransmitted
 }
 
 const noMessage = -1
@@ -129,7 +130,9 @@ type SRDSender struct {
 	heard    bool  // the peer has ever answered
 	silent   int   // timeouts in a row
 	timeout  int64 // ns
-	progress bool  // since the last timeout
+	rtt      int64 // smoothed round-trip time, and its deviation (RFC 6298)
+	rttvar   int64
+	progress bool // since the last timeout
 	deadline int64
 
 	aimd  AIMD
@@ -223,8 +226,31 @@ func (s *SRDSender) unlist(at int32) {
 }
 
 func (s *SRDSender) open() {
-	s.state, s.opened, s.silent, s.timeout, s.progress = SRDOpening, 0, 0, srdMinTimeout, false
-	s.deadline = 0
+	s.state, s.opened, s.silent, s.progress = SRDOpening, 0, 0, false
+	s.timeout, s.deadline = s.firstTimeout(), 0
+}
+
+// firstTimeout returns the timeout of a packet after an answer of the peer.
+func (s *SRDSender) firstTimeout() int64 {
+	return min(max(s.rtt+4*s.rttvar, srdMinTimeout), srdMaxTimeout)
+}
+
+// measure notes the time between a packet and its acknowledgement.
+func (s *SRDSender) measure(d int64) {
+	if s.rtt == 0 {
+		s.rtt, s.rttvar = d, d/2
+		return
+	}
+	s.rttvar += (max(d-s.rtt, s.rtt-d) - s.rttvar) / 4
+	s.rtt += (d - s.rtt) / 8
+}
+
+// answered notes that the peer has answered.
+func (s *SRDSender) answered(now int64) {
+	s.progress, s.silent, s.timeout = true, 0, s.firstTimeout()
+	if s.deadline != 0 {
+		s.arm(now + s.timeout)
+	}
 }
 
 // NeedsID reports whether the flow needs a new identifier, because an Open is due.
@@ -308,7 +334,7 @@ func (s *SRDSender) Sent(p *SRDPacket, now int64) {
 		return
 	case p.Again:
 		k := s.slot(p.PSN)
-		k.state, k.at = srdInFlight, now
+		k.state, k.at, k.again = srdInFlight, now, true
 		s.due--
 		s.out += s.cost(k)
 	default:
@@ -358,7 +384,7 @@ func (s *SRDSender) Accepted() {
 		return
 	}
 	s.state, s.heard = SRDEstablished, true
-	s.silent, s.timeout, s.progress, s.deadline = 0, srdMinTimeout, false, 0
+	s.silent, s.timeout, s.progress, s.deadline = 0, s.firstTimeout(), false, 0
 	s.out, s.due = 0, 0
 	for psn := s.una; psn != s.next; psn = psn.Next() { // the peer has none of them
 		k := s.slot(psn)
@@ -371,20 +397,20 @@ func (s *SRDSender) Accepted() {
 }
 
 // Acked handles an acknowledgement with the oldest PSN that the peer has not executed, and its bitmap.
-func (s *SRDSender) Acked(base roce.PSN, bitmap []byte) {
+func (s *SRDSender) Acked(base roce.PSN, bitmap []byte, now int64) {
 	window := s.window()
 	n := base.Diff(s.una)
 	if s.state != SRDEstablished || n < 0 || n > window {
 		return // stale
 	}
 	for psn := s.una; psn != base; psn = psn.Next() {
-		s.settle(psn, false)
+		s.settle(psn, false, now)
 	}
 	highest := base.Add(-1)
 	for i := range min(len(bitmap)*8, window-n-1) {
 		if bitmap[i/8]&(1<<(i%8)) != 0 {
 			highest = base.Add(i + 1)
-			s.settle(highest, false)
+			s.settle(highest, false, now)
 		}
 	}
 	s.advance()
@@ -424,7 +450,7 @@ func (s *SRDSender) leave(k *srdSlot) {
 }
 
 // settle handles the acknowledgement of one PSN. Only a response acknowledges a READ.
-func (s *SRDSender) settle(psn roce.PSN, response bool) {
+func (s *SRDSender) settle(psn roce.PSN, response bool, now int64) {
 	k := s.slot(psn)
 	if k.state == srdAcked || k.state == srdFree {
 		return
@@ -432,7 +458,10 @@ func (s *SRDSender) settle(psn roce.PSN, response bool) {
 	if k.msg != noMessage && s.msgs[k.msg].Kind == Read && !response {
 		return
 	}
-	s.progress, s.silent, s.timeout = true, 0, srdMinTimeout
+	if k.state == srdInFlight && !k.again {
+		s.measure(now - k.at)
+	}
+	s.answered(now)
 	s.aimd.Acked(s.cost(k))
 	s.leave(k)
 	k.state = srdAcked
@@ -503,11 +532,11 @@ func (s *SRDSender) Response(psn roce.PSN) (p SRDPacket, ok bool) {
 }
 
 // Responded notes that the response to the READ request with a PSN, for which Response has returned true, is stored.
-func (s *SRDSender) Responded(psn roce.PSN) {
+func (s *SRDSender) Responded(psn roce.PSN, now int64) {
 	if psn.Since(s.una) >= s.window() { // another copy of the response
 		return
 	}
-	s.settle(psn, true)
+	s.settle(psn, true, now)
 	s.advance()
 	s.resendBefore(psn)
 }
@@ -528,7 +557,7 @@ func (s *SRDSender) Refused(psn roce.PSN, status SRDStatus, now int64) {
 		if k.state == srdAcked || k.msg == noMessage {
 			return
 		}
-		s.progress, s.silent, s.timeout = true, 0, srdMinTimeout
+		s.answered(now)
 		if status != SRDNotReady {
 			s.end(k.msg, status)
 			return
@@ -630,7 +659,7 @@ func (s *SRDSender) Expire(now int64) {
 // timedOut counts a timeout. It returns false if it was the last one, and all requests have ended.
 func (s *SRDSender) timedOut() bool {
 	if s.progress {
-		s.silent, s.timeout, s.progress = 0, srdMinTimeout, false
+		s.silent, s.timeout, s.progress = 0, s.firstTimeout(), false
 	}
 	if s.silent++; s.silent > srdTimeouts {
 		if s.heard {

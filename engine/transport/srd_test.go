@@ -69,7 +69,7 @@ func (l *srdLink) ack() {
 	var b [SRDBitmapLen]byte
 	n := l.rcv.Ack(&b)
 	base, bits := l.rcv.PSN(), slices.Clone(b[:n])
-	l.travel(func() { l.snd.Acked(base, bits) })
+	l.travel(func() { l.snd.Acked(base, bits, l.now) })
 }
 
 // arrive passes a packet to the receiver.
@@ -118,7 +118,7 @@ func (l *srdLink) arrive(p SRDPacket, incarnation bool) {
 				if at.ID != p.ID || at.Offset != p.Offset || at.Length != p.Length {
 					l.t.Errorf("response: got the place %+v, want that of %+v", at, p)
 				}
-				l.snd.Responded(p.PSN)
+				l.snd.Responded(p.PSN, l.now)
 			}
 		})
 		return
@@ -345,7 +345,7 @@ func FuzzSRDSender(f *testing.F) {
 			case 3:
 				at := psn()
 				n := min(int(next())%(SRDBitmapLen+4), len(in))
-				s.Acked(at, in[:n])
+				s.Acked(at, in[:n], now)
 			case 4:
 				s.Refused(psn(), SRDStatus(next()%16), now)
 			case 5:
@@ -354,7 +354,7 @@ func FuzzSRDSender(f *testing.F) {
 			case 6:
 				if at := psn(); op&8 == 0 {
 					if _, ok := s.Response(at); ok {
-						s.Responded(at)
+						s.Responded(at, now)
 					}
 				}
 			case 7:
