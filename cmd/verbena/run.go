@@ -33,7 +33,7 @@ type runCmd struct {
 	Explain              bool         `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
 	Weak                 weakFlag     `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure." placeholder:"SEED" complete:"none"`
 	WeakChoices          []string     `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
-	Sanitize             sanitizeFlag `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program." placeholder:"CHECKS" complete:"none"`
+	Sanitize             sanitizeFlag `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
 	SanitizeReport       string       `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
 	SanitizeSuppressions string       `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
 	Program              []string     `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`

@@ -67,7 +67,9 @@ func configure(c ib.UserContext) (*weak.Config, *check.Program) {
 
 // sendChecks serialises the posts of a queue pair with checks.
 type sendChecks struct {
-	mu    sync.Mutex  // before qp.mu
+	// mu is locked before qp.mu. Other threads than the program's only try to lock it.
+	//verbena:program the doorbells and posts of the queue pair
+	mu    sync.Mutex
 	again atomic.Bool // a thread has not waited for mu
 
 	posted atomic.Uint64 // number of posted requests
@@ -239,7 +241,9 @@ func (p *program) copyArrived() {
 
 // heldCompletions are completions that the program has not received.
 type heldCompletions struct {
-	reading sync.Mutex // held while the memory of the program is read
+	// reading is held while the memory of the program is read.
+	//verbena:program the program's doorbells, and the goroutine that delivers its completions
+	reading sync.Mutex
 	list    []*heldCompletion
 	count   uint64 // number of completions with memory to compare
 	running bool   // examineHeld runs

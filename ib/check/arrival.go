@@ -2,6 +2,7 @@ package check
 
 import (
 	"slices"
+	"time"
 
 	"verbena/ib"
 )
@@ -69,6 +70,9 @@ func (p *Program) dropContents(all []*contents) {
 		p.copied.Add(-int64(len(c.copied)))
 	}
 }
+
+// exitTime is the longest time between the end of a process's memory and the close of its device files at its exit.
+const exitTime = 20 * time.Millisecond
 
 // Arrival is a completion that the device has reported, and the program has not received, with the memory to compare.
 type Arrival struct {
@@ -195,8 +199,10 @@ func (a *Arrival) compare(r *trackedRequest, c *contents, rule func(*workTracker
 	p := a.w.o.k.program
 	d, unmapped := c.difference()
 	if unmapped {
-		p.k.report(Violation{Rule: RuleUnmapped, What: "the memory of an outstanding work request was unmapped",
-			Requests: describe(r)}, a.w.o.dev, nil)
+		v := Violation{Rule: RuleUnmapped, What: "the memory of an outstanding work request was unmapped",
+			Requests: describe(r)}
+		dev := a.w.o.dev
+		time.AfterFunc(exitTime, func() { p.k.report(v, dev, nil) }) // unless the context is ending
 		return
 	}
 	if d == nil || a.w.mayHaveLostCompletions() || p.writes.mayHaveChanged(c.span(), c.writes) {

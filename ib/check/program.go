@@ -80,7 +80,7 @@ func (p *Program) Close() {
 // programSite identifies the place of a violation of a program.
 func (v *Violation) programSite() string {
 	if len(v.Requests) == 0 {
-		return fmt.Sprint(v.Rule, v.Device, v.What)
+		return fmt.Sprint(v.Rule, v.Device)
 	}
 	region := uint64(0)
 	if v.Memory != nil {

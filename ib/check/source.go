@@ -18,8 +18,10 @@ const (
 
 // memoryRegion is the memory of an MR, from its registration until its deregistration or change begins.
 type memoryRegion struct {
-	key    regionKey
-	mu     sync.RWMutex // read-locked while the memory is read
+	key regionKey
+	// mu is read-locked while the memory is read.
+	//verbena:program the deregistration by the program, or by the end of its context
+	mu     sync.RWMutex
 	gone   bool         // the memory may not be read any more
 	memory *umem.Region // nil: the region is registered by work requests
 	remote bool         // the memory may be changed by a peer

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/internal/ctl"
+)
+
+// TestReportPrinter tests the text, the suppressions, the repetitions and the files of reports.
+func TestReportPrinter(t *testing.T) {
+	dir := t.TempDir()
+	rules := filepath.Join(dir, "suppressions")
+	if err := os.WriteFile(rules, []byte("# known\nkey-*:good*\ncq-too-small\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	suppress, err := readSuppressions(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := time.Unix(100, 2e6)
+	reports := []ctl.SanitizerReport{
+		{Rule: "key-kind", Program: "good", Count: 1},
+		{Rule: "cq-too-small", Program: "other", Count: 1},
+		{Rule: "source-changed", What: "the text", Program: "other\n", PID: -1, Device: "rxe0", Time: found, Count: 1,
+			Requests: []ctl.ReportedRequest{{QPN: 17, Peer: 18, Opcode: "SEND", ID: 0x20, Index: 3, Length: 64,
+				Posted: time.Unix(100, 0)}},
+			Memory: &ctl.ReportedMemory{Addr: 0x1000, Length: 64, Offset: 5, Changed: 1, Before: []byte{1}, After: []byte{2}}},
+		{Rule: "source-changed", PID: -1, Time: found, Count: 12},
+	}
+	for _, name := range []string{"out.json", "out.sarif"} {
+		var b strings.Builder
+		p := &reportPrinter{flag: &sanitizeFlag{on: true}, suppress: suppress, to: &b, file: filepath.Join(dir, name)}
+		for i := range reports {
+			line, err := json.Marshal(&reports[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.add(string(line))
+		}
+		p.add("not JSON")
+		if found, err := p.finish(); !found || err != nil {
+			t.Errorf("finish: got %v, %v, want reports", found, err)
+		}
+		for _, want := range []string{
+			"sanitizer: source-changed in other", "the text\n", "memory  0x1000, 64 bytes; 1 bytes changed, the first at offset 5\n",
+			"before  01\n  after   02\n", "SEND on QP 17, peer QP 18, wr_id 0x20, number 3 of its queue, 64 bytes, posted 2ms before",
+			"remedy  Poll", "sanitizer: 1 reports", "12 times",
+		} {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("report: got %s, want %q in it", b.String(), want)
+			}
+		}
+		if strings.Contains(b.String(), "other\n") {
+			t.Error("the report has control characters of the program's name")
+		}
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []ctl.SanitizerReport
+		if name == "out.sarif" {
+			var log sarifLog
+			if err := json.Unmarshal(text, &log); err != nil || log.Version != "2.1.0" || len(log.Runs) != 1 {
+				t.Fatalf("%s: got %s (%v), want one run", name, text, err)
+			}
+			for _, r := range log.Runs[0].Results {
+				list = append(list, r.Properties)
+			}
+		} else if err := json.Unmarshal(text, &list); err != nil {
+			t.Fatal(err)
+		}
+		if len(list) != 1 || list[0].Rule != "source-changed" || list[0].Count != 12 || list[0].Memory.After[0] != 2 {
+			t.Errorf("%s: got %+v, want the report of source-changed with 12 occurrences", name, list)
+		}
+	}
+	if err := os.WriteFile(rules, []byte("[\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readSuppressions(rules); err == nil {
+		t.Error("a malformed pattern: got success, want an error")
+	}
+}
