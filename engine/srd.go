@@ -373,7 +373,8 @@ func (s *srd) read(p *pass) {
 	s.reading = s.reading[:0]
 }
 
-// unreadable takes the packets without data out of the open train. Other packets behind the first of them count as lost.
+// unreadable takes the packets without data out of the open train. Other packets behind the first of them count as
+// lost.
 func (s *srd) unreadable(p *pass) {
 	p.build.cut(s.reading[0].mark)
 	p.gather.reset()
