@@ -33,6 +33,7 @@ type cq struct {
 	held      []windowEntry // the window, in the order of the inner queue
 	notify    ib.NotifyFlags
 	later     bool // a completion of the window will be reported later
+	laterHeld bool // the same, when the long holds have ended
 	dead      bool
 	moderated bool
 	// requests that will have no completion, or have completed in the inner queue; under driver.mu
@@ -111,7 +112,7 @@ func (c *cq) Moderate(count int, period time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.moderated = count > 1 || period > 0; c.moderated {
-		c.endWindowDelays()
+		c.endAllDelays()
 	}
 	return nil
 }
@@ -123,13 +124,18 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	}
 	if c.d.Relay == nil {
 		for _, q := range c.d.qpsWithDelayedSends(c) {
-			q.runSendStep()
+			q.runSendStep(true)
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.d.Relay == nil {
 		c.decrementDelays()
+		for i := range c.held {
+			if r := c.held[i].r; r != nil {
+				r.completionHold.poll()
+			}
+		}
 	}
 	c.polls++
 	batch := c.d.Relay == nil && c.d.hasChoice(LateCompletion) && c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0
@@ -144,8 +150,11 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		if err = c.fillWindow(most); err != nil && len(c.held) == 0 {
 			break
 		}
-		if c.notify == ib.NotifySolicited || c.moderated || batch {
-			c.endWindowDelays() // no completion is delayed, because a completion does not record whether it is solicited
+		switch {
+		case c.notify == ib.NotifySolicited || c.moderated:
+			c.endAllDelays() // no completion is delayed, because a completion does not record whether it is solicited
+		case batch:
+			c.endWindowDelays()
 		}
 		i := c.nextPolledIndex()
 		if i < 0 {
@@ -163,16 +172,18 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	if (c.notify&ib.NotifyNextComp != 0 || c.d.Relay != nil) && len(c.held) > 0 && c.delaysCompletions() {
 		c.later = true
 		c.d.scheduleDelayStep()
+	} else if c.hasHolds() {
+		c.d.scheduleDelayStep()
 	}
 	return n, err
 }
 
-// fillWindow moves completions from the inner queue to the window until the window contains most completions.
-// fillWindow drops completions of hidden requests.
+// fillWindow moves completions from the inner queue to the window until the window contains most completions that no
+// long hold blocks. fillWindow drops completions of hidden requests.
 //
 //verbena:held mu
 func (c *cq) fillWindow(most int) error {
-	for len(c.held) < most {
+	for blocked := c.countBlocked(); len(c.held)-blocked < most; {
 		c.d.mu.Lock()
 		gone := len(c.orphans)
 		c.d.mu.Unlock()
@@ -206,6 +217,9 @@ func (c *cq) fillWindow(most int) error {
 			e.r.halfBad = true
 		}
 		c.held = append(c.held, e)
+		if c.d.Relay == nil && c.isBlocked(len(c.held)-1) {
+			blocked++
+		}
 	}
 	return nil
 }
@@ -262,7 +276,16 @@ func (c *cq) endWindowDelays() {
 	for i := range c.held {
 		c.held[i].wait = 0
 	}
-	c.endRepeats()
+	c.endRepeats(false)
+}
+
+// endAllDelays is endWindowDelays, and ends the long holds.
+//
+//verbena:held mu
+func (c *cq) endAllDelays() {
+	c.endWindowDelays()
+	c.endHolds()
+	c.endRepeats(true)
 }
 
 // nextPolledIndex returns the index of the completion that Poll returns next, or -1.
@@ -272,7 +295,7 @@ func (c *cq) nextPolledIndex() int {
 	best, rank := -1, 0
 	for i := range c.held {
 		e := &c.held[i]
-		if e.wait > 0 || e.r != nil && e.r.blocksCompletion() || slices.ContainsFunc(c.held[:i], func(x windowEntry) bool {
+		if e.wait > 0 || e.r.isHeld() || slices.ContainsFunc(c.held[:i], func(x windowEntry) bool {
 			return x.qp == e.qp &&
 				x.send == e.send
 		}) {
@@ -384,9 +407,19 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	if len(c.held) == 0 {
 		return missed, nil
 	}
-	miss := c.drawMiss()
+	miss := c.drawMiss() && c.notify != ib.NotifySolicited && c.delaysCompletions()
 	if c.notify == ib.NotifySolicited || !c.delaysCompletions() || miss {
-		c.endWindowDelays()
+		if miss {
+			c.endWindowDelays()
+		} else {
+			c.endAllDelays()
+		}
+		if c.hasHolds() { // the held completions arrive after the call
+			due := c.nextPolledIndex() >= 0
+			c.later, c.laterHeld = c.later || !due, true
+			c.d.scheduleDelayStep()
+			return missed || due && flags&ib.NotifyReportMissed != 0, nil
+		}
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}
 	c.later = true
@@ -419,7 +452,7 @@ func (c *cq) EndDelays() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.fillWindow(1 << 30)
-	c.endWindowDelays()
+	c.endAllDelays()
 }
 
 // runCQStep executes a step that is not caused by a poll. runCQStep reports whether more steps are needed.
@@ -434,6 +467,16 @@ func (c *cq) runCQStep() (more bool) {
 	if report && c.notify == ib.NotifyNextComp && c.hides.Load() {
 		report, more = c.decideReport()
 	}
+	holds := c.hasHolds()
+	if holds {
+		for i := range c.held {
+			if r := c.held[i].r; r != nil {
+				r.completionHold.step()
+			}
+		}
+	} else if c.laterHeld {
+		c.later, c.laterHeld = true, false
+	}
 	if c.later && c.nextPolledIndex() >= 0 {
 		report = true
 	}
@@ -441,10 +484,10 @@ func (c *cq) runCQStep() (more bool) {
 		c.later = false
 	}
 	if report && (c.notify != 0 || c.d.Relay != nil) {
-		c.notify, c.later = 0, false
+		c.notify, c.later, c.laterHeld = 0, false, false
 		c.obj.Completed()
 	}
-	return more || c.later
+	return more || c.later || holds
 }
 
 // decideReport decides whether a report of the inner queue is passed to the consumer. If all completions of the report
@@ -511,7 +554,7 @@ func (c *cq) RaiseLastCallbacks() bool {
 	if c.notify == 0 || !c.d.hasChoice(LastCallback) {
 		return false
 	}
-	c.notify, c.later = 0, false
+	c.notify, c.later, c.laterHeld = 0, false, false
 	c.obj.Completed()
 	return true
 }
@@ -530,6 +573,6 @@ func (c *cq) Destroy() error {
 	c.d.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.dead, c.held, c.later = true, nil, false
+	c.dead, c.held, c.later, c.laterHeld = true, nil, false, false
 	return nil
 }

@@ -246,6 +246,8 @@ type weakRequest struct {
 	cut               uint64 // length of the first part until one part is posted; 0: the parts are not separate
 	halfDone, halfBad bool   // whether that part has succeeded or failed; under cq.mu
 
+	sourceHold, completionHold, readHold *longHold
+
 	repeat     repeatState  // used for a READ; under cq.mu
 	repeatWait int          // remaining steps in which the READ may be executed again; under cq.mu
 	original   *weakRequest // the READ that this request executes again, or nil
@@ -339,7 +341,7 @@ func (d *driver) runDelayStep() {
 	more := d.stepDelayedWrites()
 	more = d.runRepeatSteps() || more
 	for _, q := range qps {
-		more = q.runSendStep() || more
+		more = q.runSendStep(false) || more
 	}
 	for _, c := range cqs {
 		more = c.runCQStep() || more

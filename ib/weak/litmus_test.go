@@ -35,6 +35,7 @@ func (l litmusTest) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error
 
 var litmusTests = []litmusTest{
 	{weak.LateCompletion, "polls once when the message must have arrived", pollOnlyOnce},
+	{weak.LateCompletion, "polls once for each reply, and ignores an empty poll", pollOncePerReply},
 	{weak.MissedCompletion, "arms an empty queue, and waits for the handler", armWithoutReportMissed},
 	{weak.CrossOrder, "treats a completion of one queue pair as proof of an earlier request on another queue pair",
 		relyOnCrossQPOrder},
@@ -59,6 +60,7 @@ var litmusTests = []litmusTest{
 	{weak.LateRead, "sends the data of a READ on without a fence", forwardReadUnfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", forwardUnsignaledReadUnfenced},
 	{weak.ReadOrder, "sends the reply behind a READ without a fence", replyBehindRead},
+	{weak.ReadOrder, "does the same, with memory that is used again some requests later", replyBehindManyReads},
 	{weak.ReadLimit, "keeps more READs in flight than the peer has responder resources", tooManyReads},
 	{weak.StrictPeer, "connects with another PSN than the peer has announced", otherPSN},
 	{weak.StrictPeer, "sends messages longer than the path MTU of the peer", otherMTU},
@@ -260,6 +262,30 @@ func pollOnlyOnce(w *connectedDevice, wrong bool) error {
 	var wc [queueDepth]ib.WC
 	if n, err := b.recv.Poll(wc[:]); n < queueDepth || err != nil {
 		return fmt.Errorf("got %d of %d messages, %v", n, queueDepth, err)
+	}
+	return nil
+}
+
+// pollOncePerReply counts the sends whose completions it has not polled, with one poll for each reply.
+func pollOncePerReply(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	outstanding := 0
+	for i := range 40 {
+		if outstanding == queueDepth {
+			return fmt.Errorf("the send queue is full after %d messages", i)
+		}
+		b.postReceive(1, to)
+		a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL()})
+		outstanding++
+		w.pollCompletions(b.recv, 1)
+		var wc [1]ib.WC
+		for polled := false; !polled; polled = polled || wrong || outstanding == 0 {
+			n, err := a.send.Poll(wc[:])
+			must(w.t, err)
+			outstanding -= n
+			testutil.AdvanceTime(time.Millisecond)
+		}
 	}
 	return nil
 }
@@ -855,6 +881,48 @@ func replyBehindRead(w *connectedDevice, wrong bool) error {
 		}
 	}
 	return nil
+}
+
+// replyBehindManyReads is replyBehindRead for a peer with several buffers.
+func replyBehindManyReads(w *connectedDevice, wrong bool) error {
+	const depth = queueDepth / 2
+	a, b := w.newPair()
+	message := w.newBuffer(shared)
+	var remote, target [depth]*registeredBuffer
+	for i := range depth {
+		remote[i], target[i] = w.newBuffer(shared), w.newBuffer(shared)
+	}
+	var err error
+	finished := 0
+	finish := func() {
+		i := byte(finished / 2)
+		if t := target[i%depth]; finished%2 == 0 && t.b[0] != i && err == nil {
+			err = fmt.Errorf("READ %d has returned the data of READ %d", i, t.b[0])
+		}
+		finished++
+	}
+	for i := range 30 {
+		for finished < 2*(i-depth+1) { // room in the queue, and the target's own buffer
+			w.pollCompletions(a.send, 1)
+			finish()
+		}
+		fillBytes(remote[i%depth].b, byte(i))
+		b.postReceive(1, message)
+		a.postSend(remote[i%depth].transferTo(ib.WRRDMARead, target[i%depth]))
+		reply := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.fullSGL()}
+		if !wrong {
+			reply.Flags |= ib.SendFence
+		}
+		a.postSend(reply)
+		w.pollCompletions(b.recv, 1)
+		testutil.AdvanceTime(2 * time.Millisecond)
+		fillBytes(remote[(i+1)%depth].b, 0xff) // a buffer is free when its reply has arrived
+	}
+	for finished < 60 {
+		w.pollCompletions(a.send, 1)
+		finish()
+	}
+	return err
 }
 
 func waitFixedTime(w *connectedDevice, wrong bool) error {

@@ -35,6 +35,8 @@ type qp struct {
 	reading      []*weakRequest // requests in the inner queue pair with targets that are filled late
 	// repeats holds the READs that may be executed again. Changes are also under the mu of the send queue's cq.
 	repeats []*weakRequest
+	// the long holds of the send queue
+	sourceHolds, completionHolds, readHolds holdPlan
 
 	// eventMu is locked while the inner driver may hold its locks.
 	eventMu sync.Mutex
@@ -172,6 +174,10 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 	}
 	r := q.newRequest(wr)
 	q.d.countPost()
+	q.countHoldPost()
+	if r.signaled {
+		r.completionHold = q.planHold(LateCompletion, &q.completionHolds, r)
+	}
 	q.planFailure(r)
 	q.planRepeats(r)
 	k := requestKind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
@@ -180,7 +186,8 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 		wait = q.d.drawDelay(LateSource, q.ord, r.seq, 4)
 	}
 	cut := q.splitLength(wr, r.seq)
-	if !full && (wait > 0 || cut > 0 || len(q.held) > 0) && q.canDelay(wr, k) && q.copyAH(r) {
+	r.sourceHold = q.planHold(LateSource, &q.sourceHolds, r)
+	if !full && (wait > 0 || cut > 0 || r.sourceHold != nil || len(q.held) > 0) && q.canDelay(wr, k) && q.copyAH(r) {
 		r.cut = cut
 		q.delaySend(r, wait)
 		return nil
@@ -404,12 +411,18 @@ func (q *qp) isFenceBlocked(r *weakRequest) bool {
 	return len(q.reading) > 0
 }
 
-// runSendStep executes one step. runSendStep reports whether sends are still delayed.
-func (q *qp) runSendStep() (more bool) {
+// runSendStep executes one step. polled reports whether the step is a poll. runSendStep reports whether sends are still
+// delayed.
+func (q *qp) runSendStep(polled bool) (more bool) {
 	defer q.ring()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for first := true; len(q.held) > 0; first = false {
+	if len(q.held) > 0 && polled {
+		q.held[0].sourceHold.poll()
+	} else if len(q.held) > 0 {
+		q.held[0].sourceHold.step()
+	}
+	for first := true; len(q.held) > 0 && !q.held[0].sourceHold.isActive(); first = false {
 		if r := q.held[0]; r.wait > 0 {
 			if first {
 				r.wait--
@@ -575,6 +588,7 @@ func (q *qp) EndDelays() {
 	q.mu.Lock()
 	for _, r := range q.held {
 		r.wait, r.cut = 0, 0
+		r.sourceHold.end()
 	}
 	for len(q.held) > 0 && q.postFirstDelayedSend() {
 	}

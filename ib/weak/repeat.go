@@ -42,11 +42,15 @@ func (q *qp) planRepeats(r *weakRequest) {
 	default: // may depend on the READ without a fence, or invalidate its own memory
 		overtakes = false
 	}
+	plainRead := r.wr.Opcode == ib.WRRDMARead && r.wr.Flags&ib.SendFence == 0 && r.signaled
+	var behind *weakRequest // an earlier READ of a long hold
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, x := range q.repeats {
 		switch {
 		case x.repeat == repeatPosted:
+		case plainRead && x.readHold.isActive():
+			behind = x
 		case !overtakes:
 			x.repeat = repeatNone
 		case x.repeat == repeatPossible:
@@ -56,11 +60,17 @@ func (q *qp) planRepeats(r *weakRequest) {
 		}
 	}
 	q.repeats = slices.DeleteFunc(q.repeats, func(x *weakRequest) bool { return x.repeat == repeatNone })
-	if r.wr.Opcode == ib.WRRDMARead && r.signaled && !c.moderated && c.notify != ib.NotifySolicited &&
-		!q.d.isSpared(ReadOrder, q.ord, r.seq) &&
-		q.d.drawRandom(ReadOrder, q.ord, r.seq, 2) == 0 {
-		r.repeat = repeatPossible
+	switch {
+	case behind != nil: // a responder that executes a READ again executes the later READs again as well
+		r.repeat, r.readHold, r.repeatWait = behind.repeat, behind.readHold, maxRepeatSteps
 		q.repeats = append(q.repeats, r)
+	case r.wr.Opcode != ib.WRRDMARead || !r.signaled || c.moderated || c.notify == ib.NotifySolicited:
+	default:
+		r.readHold = q.planHold(ReadOrder, &q.readHolds, r)
+		if r.readHold != nil || !q.d.isSpared(ReadOrder, q.ord, r.seq) && q.d.drawRandom(ReadOrder, q.ord, r.seq, 2) == 0 {
+			r.repeat = repeatPossible
+			q.repeats = append(q.repeats, r)
+		}
 	}
 }
 
@@ -82,12 +92,19 @@ func (q *qp) runRepeatStep() (more bool) {
 	defer q.ring()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if again := q.nextRepeat(); again != nil {
+	for {
+		again := q.nextRepeat()
+		if again == nil {
+			break
+		}
 		if err := q.send(again.wr); err != nil {
 			q.d.dropRequests(again)
 			q.sendCQ.mu.Lock()
 			again.original.repeat = repeatNone
 			q.sendCQ.mu.Unlock()
+		}
+		if again.original.readHold == nil {
+			break
 		}
 	}
 	q.sendCQ.mu.Lock()
@@ -97,7 +114,8 @@ func (q *qp) runRepeatStep() (more bool) {
 }
 
 // nextRepeat returns a second request for the first READ that may be executed again now, or nil. The queue pair must
-// have completed its last request, so that nothing delays the second execution.
+// have completed its last request, so that nothing delays the second execution. READs of a long hold are executed again
+// when the hold ends, all in one step.
 //
 //verbena:held mu
 func (q *qp) nextRepeat() *weakRequest {
@@ -110,15 +128,22 @@ func (q *qp) nextRepeat() *weakRequest {
 			return e.r != nil && e.r.qp == q && e.send && e.seq == seq && e.wc.Status == ib.WCSuccess
 		})
 	}
+	q.readHolds.last.step()
 	for _, x := range q.repeats {
 		if x.repeat != repeatWanted {
 			continue
+		}
+		if x.readHold.isActive() {
+			return nil
 		}
 		if x.repeatWait--; x.repeatWait <= 0 || q.DriverQP.State() != ib.QPRTS || c.moderated {
 			x.repeat = repeatNone
 			continue
 		}
 		delay := 1 + q.d.drawRandom(ReadOrder, q.ord, x.seq, 16)/2 // the last bit has selected the READ
+		if x.readHold != nil {
+			delay = 0
+		}
 		if maxRepeatSteps-x.repeatWait <= delay || len(q.held) > 0 || !succeeded(x.seq) || !succeeded(q.sends) {
 			continue
 		}
@@ -157,12 +182,13 @@ func (c *cq) finishRepeat(again *weakRequest, status ib.WCStatus) {
 	}
 }
 
-// endRepeats lets all READs of the queue complete without a second execution that has not begun.
+// endRepeats lets the READs of the queue complete without a second execution that has not begun. long includes the
+// READs of a long hold.
 //
 //verbena:held mu
-func (c *cq) endRepeats() {
+func (c *cq) endRepeats(long bool) {
 	for i := range c.held {
-		if r := c.held[i].r; r != nil && r.repeat == repeatWanted {
+		if r := c.held[i].r; r != nil && r.repeat == repeatWanted && (long || r.readHold == nil) {
 			r.repeat = repeatNone
 		}
 	}

@@ -56,7 +56,8 @@ type Row struct {
 var Choices = [numChoices]Row{
 	{
 		LateCompletion, "late-completion",
-		"delays each completion and its notification; returns one completion in most polls, and all of them in some",
+		"delays each completion and its notification, some until up to 64 further requests were posted; returns one completion " +
+			"in most polls, and all of them in some",
 		"ibv_poll_cq(3): a poll returns the completions that are in the queue, and no time is guaranteed. " +
 			"ib_req_notify_cq: a handler may find the queue empty",
 		"polls a fixed number of times; treats an empty poll as an idle device; expects a full array, or never expects one",
@@ -129,7 +130,8 @@ var Choices = [numChoices]Row{
 	},
 	{
 		LateSource, "late-source",
-		"reads the memory of SENDs, WRITEs, READs and atomics when their execution begins, some steps after the post",
+		"reads the memory of SENDs, WRITEs, READs and atomics when their execution begins, some steps after the post, " +
+			"and of some up to 64 requests later",
 		"ibv_post_send(3): a buffer can only be reused safely when the completion has been retrieved",
 		"changes, or frees, the memory of a request before its completion; treats a post as a delivery",
 	},
@@ -187,8 +189,8 @@ var Choices = [numChoices]Row{
 	},
 	{
 		ReadOrder, "read-order",
-		"executes some READs again after a later SEND or WRITE without a fence, and before it reports the completion of " +
-			"the READ; in the meantime, requests whose completions were not polled occupy the send queue",
+		"executes some READs again after a later SEND or WRITE without a fence, some of them up to 64 requests later, and " +
+			"before it reports the completion of the READ; in the meantime, requests whose completions were not polled occupy the send queue",
 		"IBA 10.8.3.3: a request that follows a READ is ordered after it only with a fence; IBA 9.4.4: a responder " +
 			"executes a duplicate READ again",
 		"sends its reply behind a READ without a fence; changes the memory that the peer READs when it receives this reply",
