@@ -129,6 +129,15 @@ func layerOf(pkg string) (int, string) {
 	return at, folder
 }
 
+// HasLayer reports whether the rules apply to the package with an import path. They apply neither to packages of
+// other modules nor to packages that a user has added to a copy of the repository. A test package counts as
+// its package.
+func HasLayer(importPath string) bool {
+	pkg, inModule := strings.CutPrefix(strings.TrimSuffix(importPath, "_test"), modulePrefix)
+	at, _ := layerOf(pkg)
+	return inModule && (at >= 0 || isBelow(pkg, "tools"))
+}
+
 // CheckImports returns a line for each import that violates a rule. The packages may be a part of the module.
 func CheckImports(pkgs []Package) (bad []string) {
 	for _, p := range pkgs {

@@ -75,6 +75,16 @@ func TestCheckReportsForbiddenImports(t *testing.T) {
 	}
 }
 
+// TestHasLayer checks which packages the rules apply to.
+func TestHasLayer(t *testing.T) {
+	for path, want := range map[string]bool{"verbena/ib/slot": true, "verbena/ib_test": true, "verbena/tools/vet": true,
+		"verbena/examples/page": true, "verbena/zz/mine": false, "verbena/mine": false, "example.org/ib": false} {
+		if got := HasLayer(path); got != want {
+			t.Errorf("HasLayer(%q): got %v, want %v", path, got, want)
+		}
+	}
+}
+
 // TestCheckFindsPlantedImport plants a forbidden import in the module itself, and reads the imports in the same way as
 // `make lint`.
 func TestCheckFindsPlantedImport(t *testing.T) {

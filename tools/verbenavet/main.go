@@ -122,6 +122,9 @@ func run(args []string, out, errs io.Writer) int {
 			fmt.Fprintln(errs, "verbenavet:", err)
 			return 2
 		}
+		imports = slices.DeleteFunc(imports, func(p layers.Package) bool {
+			return !layers.HasLayer("verbena/" + p.ImportPath)
+		})
 		for _, b := range layers.CheckImports(imports) {
 			said[b] = true
 			fmt.Fprintln(out, "layers:", b)

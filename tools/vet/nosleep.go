@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/tools/go/ssa"
+
+	"verbena/internal/layers"
 )
 
 func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
@@ -120,11 +122,11 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	return reports
 }
 
-// isOutsideConsumer reports whether a function belongs to a consumer of another module that has only the memory of its
-// own process. The consumer may hold its locks across functions that may sleep, also by function values.
+// isOutsideConsumer reports whether a function belongs to a consumer that has no layer in this repository and only the
+// memory of its own process. The consumer may hold its locks across functions that may sleep, also by function values.
 func (p *Program) isOutsideConsumer(f *function) bool {
 	pkg := pkgOf(f.Function)
-	if pkg == nil || strings.HasPrefix(pkg.Path(), module+"/") {
+	if pkg == nil || layers.HasLayer(pkg.Path()) {
 		return false
 	}
 	is, known := p.outside[pkg]
