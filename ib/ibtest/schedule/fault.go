@@ -155,7 +155,7 @@ func TestScheduleLinger(t *testing.T) { expire.Pending() }
 `
 
 // compileFaultTests compiles the tests of a consumer for runs with faults.
-func (o *commandOptions) compileFaultTests(p listedPackage, dir, binary string) error {
+func (o *commandOptions) compileFaultTests(ctx context.Context, p listedPackage, dir, binary string) error {
 	r := &rewriter{dir: filepath.Join(dir, "faults"), replace: map[string]string{}}
 	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
@@ -185,15 +185,16 @@ func (o *commandOptions) compileFaultTests(p listedPackage, dir, binary string) 
 	}
 	plain := maps.Clone(r.replace)
 	r.wide = true
-	if err := r.rewritePackage(p.Name, p.Dir, p.GoFiles); err == nil && compileRaced(p, r, binary) == nil {
-		return nil
+	if err := r.rewritePackage(p.Name, p.Dir, p.GoFiles); err == nil && compileRaced(ctx, p, r, binary) == nil ||
+		ctx.Err() != nil {
+		return ctx.Err()
 	}
 	r.replace = plain // without pauses
-	return compileRaced(p, r, binary)
+	return compileRaced(ctx, p, r, binary)
 }
 
 // compileRaced compiles the tests of a consumer with an overlay and the race detector.
-func compileRaced(p listedPackage, r *rewriter, binary string) error {
+func compileRaced(ctx context.Context, p listedPackage, r *rewriter, binary string) error {
 	overlay, err := r.writeOverlayList()
 	if err != nil {
 		return err
@@ -202,7 +203,8 @@ func compileRaced(p listedPackage, r *rewriter, binary string) error {
 	for _, u := range unraced {
 		args = append(args, "-gcflags="+u+"=-race=false")
 	}
-	c := exec.Command("go", append(args, p.ImportPath)...)
+	c := exec.CommandContext(ctx, "go", append(args, p.ImportPath)...)
+	c.WaitDelay = killDelay
 	c.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if text, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile the tests of %s with the race detector: %w\n%s", p.ImportPath, err, text)
@@ -233,7 +235,7 @@ func (s *timedSearch) runFaultCommand(ctx context.Context, t commandRun) ([]byte
 	defer cancel()
 	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGKILL) }
-	c.WaitDelay = 2 * time.Second
+	c.WaitDelay = killDelay
 	c.Dir = s.p.Dir
 	c.Env = append(os.Environ(), t.env...)
 	text, err := c.CombinedOutput()

@@ -109,12 +109,12 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 	o := &commandOptions{first: 1, timeout: "1m", weak: "verbena/driver/loopback", check: consumerTimeout,
 		tests: []string{"./testdata/faulty"}}
 	dir := t.TempDir()
-	tested, err := listPackages(o.tests)
+	tested, err := listPackages(t.Context(), o.tests)
 	if err != nil {
 		t.Fatal(err)
 	}
 	binary := filepath.Join(dir, "faults.test")
-	if err := o.compileFaultTests(tested[0], dir, binary); err != nil {
+	if err := o.compileFaultTests(t.Context(), tested[0], dir, binary); err != nil {
 		t.Fatal(err)
 	}
 	s := &timedSearch{o: o, p: tested[0], tests: time.Second}

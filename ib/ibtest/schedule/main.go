@@ -23,10 +23,10 @@
 // -check turns on checked mode (package ib/check) for all devices of the tests. With -weak or -check there are no
 // pauses without -pause. The choice slow-methods is off.
 //
-// With -weak, -within finds the most faults of a consumer: it analyses the package with verbenavet, if that command is
-// in PATH, runs the tests in checked mode, and then on weak devices in checked mode, with one seed after another. In
-// turn it runs them with failures of the device, early time limits and late threads. A test may then fail; only
-// mistakes of the consumer count:
+// With -weak, -within finds the most faults of a consumer: it analyses the package with verbenavet, which must be
+// in PATH unless -no-verbenavet leaves it out. It runs the tests in checked mode, and then on weak devices in checked
+// mode, with one seed after another. In turn it runs them with failures of the device, early time limits and late
+// threads. A test may then fail; only mistakes of the consumer count:
 //
 //	go run verbena/ib/ibtest/schedule -within 1m -weak verbena/driver/loopback ./myconsumer
 //
@@ -35,6 +35,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -64,6 +65,7 @@ type commandOptions struct {
 	args         string
 	within       time.Duration // 0: -seeds limits the runs
 	check        time.Duration // Timeout of checked mode; 0: off
+	noSource     bool          // without verbenavet
 }
 
 func main() {
@@ -84,8 +86,9 @@ func main() {
 	flag.StringVar(&o.overlay, "overlay", "", "an overlay, as of go build, on which the pauses are based")
 	flag.StringVar(&o.args, "args", "", "more flags of the test binaries, separated by spaces")
 	flag.DurationVar(&o.within, "within", 0,
-		"run the conformance suite of a driver, or with -weak the tests of a consumer, in several ways for this time (see "+
-			"the package comment)")
+		"run the conformance suite of a driver, or with -weak the tests of a consumer, in several ways until this time, "+
+			"with the builds, is over (see the package comment)")
+	flag.BoolVar(&o.noSource, "no-verbenavet", false, "with -within and -weak: leave verbenavet out")
 	flag.Parse()
 	if o.tests = flag.Args(); len(o.tests) == 0 {
 		o.tests = []string{"."}
@@ -109,26 +112,39 @@ func (o *commandOptions) runTests(out io.Writer) error {
 	if o.within > 0 && o.weak != "" && o.check == 0 {
 		o.check = consumerTimeout
 	}
+	ctx := context.Background()
+	if o.within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.within)
+		defer cancel()
+	}
 	dir, err := os.MkdirTemp("", "schedule")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	file, places, err := o.writeOverlay(dir)
+	fmt.Fprintf(out, "schedule: list the packages of %s\n", strings.Join(o.tests, ", "))
+	all := listedPackage{ImportPath: strings.Join(o.tests, ", ")}
+	file, places, err := o.writeOverlay(ctx, dir)
 	if err != nil {
-		return err
+		return o.orTooShort(ctx, all, err)
 	}
-	tested, err := listPackages(o.tests)
+	tested, err := listPackages(ctx, o.tests)
 	if err != nil {
-		return err
+		return o.orTooShort(ctx, all, err)
 	}
 	if o.within > 0 {
-		for _, p := range tested {
-			search := o.searchDriver
-			if o.weak != "" {
-				search = o.searchConsumer
+		search := o.searchDriver
+		if o.weak != "" {
+			search = o.searchConsumer
+		}
+		for i, p := range tested {
+			if i > 0 { // each package has the time
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(context.Background(), o.within)
+				defer cancel()
 			}
-			if err := search(out, p, dir, file); err != nil {
+			if err := search(ctx, out, p, dir, file); err != nil {
 				return err
 			}
 		}
@@ -141,11 +157,11 @@ func (o *commandOptions) runTests(out io.Writer) error {
 	fmt.Fprintf(out, "schedule: pauses at %d places%s; %d packages, %d seeds from %d on\n", places, devices, len(tested),
 		o.seeds, o.first)
 	for i, p := range tested {
-		if err := o.checkUsesDrivers(p); err != nil {
+		if err := o.checkUsesDrivers(ctx, p); err != nil {
 			return err
 		}
 		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
-		switch found, err := compileTests(p, binary, file, o.race); {
+		switch found, err := compileTests(ctx, p, binary, file, o.race); {
 		case err != nil:
 			return err
 		case !found:
@@ -160,12 +176,13 @@ func (o *commandOptions) runTests(out io.Writer) error {
 
 // compileTests compiles the tests of a package. An empty overlay means none. It returns false if the package has no
 // tests.
-func compileTests(p listedPackage, binary, overlay string, race bool) (bool, error) {
+func compileTests(ctx context.Context, p listedPackage, binary, overlay string, race bool) (bool, error) {
 	args := []string{"test", "-c", "-o", binary}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
 	}
-	c := exec.Command("go")
+	c := exec.CommandContext(ctx, "go")
+	c.WaitDelay = killDelay
 	if race {
 		args = append(args, "-race")
 		c.Env = append(os.Environ(), "CGO_ENABLED=1") // the race detector needs cgo
@@ -184,7 +201,7 @@ func isNoTestsWarning(output []byte) bool {
 }
 
 // writeOverlay writes the overlay to a folder. It returns the overlay file and the number of places with a pause.
-func (o *commandOptions) writeOverlay(dir string) (file string, places int, err error) {
+func (o *commandOptions) writeOverlay(ctx context.Context, dir string) (file string, places int, err error) {
 	r := &rewriter{dir: dir, replace: map[string]string{}}
 	if o.overlay != "" {
 		b, err := os.ReadFile(o.overlay)
@@ -210,7 +227,7 @@ func (o *commandOptions) writeOverlay(dir string) (file string, places int, err 
 		names   []string
 		rewrite func(name, folder string, files []string) error
 	}{{stricter, r.addStrictFile}, {paused, r.rewritePackage}} {
-		if err := o.rewriteEachPackage(x.names, x.rewrite); err != nil {
+		if err := o.rewriteEachPackage(ctx, x.names, x.rewrite); err != nil {
 			return "", 0, err
 		}
 	}
@@ -219,7 +236,7 @@ func (o *commandOptions) writeOverlay(dir string) (file string, places int, err 
 }
 
 // rewriteEachPackage rewrites packages.
-func (o *commandOptions) rewriteEachPackage(names []string, rewrite func(name, folder string,
+func (o *commandOptions) rewriteEachPackage(ctx context.Context, names []string, rewrite func(name, folder string,
 	files []string) error) error {
 	if len(names) == 0 {
 		return nil
@@ -228,7 +245,7 @@ func (o *commandOptions) rewriteEachPackage(names []string, rewrite func(name, f
 	if o.overlay != "" {
 		args = append(args, "-overlay="+o.overlay)
 	}
-	packages, err := listPackages(append(args, names...))
+	packages, err := listPackages(ctx, append(args, names...))
 	if err != nil {
 		return err
 	}
@@ -284,12 +301,12 @@ func (o *commandOptions) strictEnv(seed uint64) (env []string) {
 }
 
 // checkUsesDrivers returns an error if the tests of a package use none of the drivers of -weak.
-func (o *commandOptions) checkUsesDrivers(p listedPackage) error {
+func (o *commandOptions) checkUsesDrivers(ctx context.Context, p listedPackage) error {
 	if o.weak == "" {
 		return nil
 	}
 	drivers := strings.Split(o.weak, ",")
-	deps, err := listPackages([]string{"-deps", "-test", p.ImportPath})
+	deps, err := listPackages(ctx, []string{"-deps", "-test", p.ImportPath})
 	if err != nil {
 		return err
 	}
@@ -308,10 +325,11 @@ type listedPackage struct {
 	GoFiles, TestGoFiles, XTestGoFiles []string
 }
 
-func listPackages(args []string) (all []listedPackage, err error) {
+func listPackages(ctx context.Context, args []string) (all []listedPackage, err error) {
 	var stderr bytes.Buffer
 	const fields = "-json=ImportPath,Name,Dir,GoFiles,TestGoFiles,XTestGoFiles"
-	c := exec.Command("go", append([]string{"list", fields}, args...)...)
+	c := exec.CommandContext(ctx, "go", append([]string{"list", fields}, args...)...)
+	c.WaitDelay = killDelay
 	c.Stderr = &stderr
 	text, err := c.Output()
 	if err != nil {

@@ -25,13 +25,16 @@ import (
 //
 // The search for faults of a consumer runs:
 //
-//	verbenavet, if it is in PATH; it starts before the compilation
+//	verbenavet; it starts before the compilation
 //	the tests in checked mode
-//	then the tests on weak devices in checked mode, with seeds from -seed on; and in turn with failures (see fault.go)
+//	then the tests on weak devices in checked mode, with seeds from -seed on
+//	in turn the tests with failures (see fault.go), when their compilation has ended
 //
-// Compilation does not count. No run starts after a failure.
+// The time includes the compilation. No run starts after a failure. A line announces the first run of each kind.
 
 const (
+	// killDelay limits the wait for the output of a killed command.
+	killDelay  = 2 * time.Second
 	blockSeeds = 300  // seeds of Model of a run
 	firstBlock = 1001 // the first of these; the suite runs those before
 	// concurrent matches the groups with several threads.
@@ -72,13 +75,15 @@ type timedSearch struct {
 
 	began time.Time
 
-	mu     sync.Mutex
-	n      int              // started runs of plan
-	faults int              // started runs of planFault
-	reuses bool             // the consumer uses the memory of outstanding requests again, without failures
-	passed [numRunKinds]int // finished runs
-	tests  time.Duration    // duration of the suiteRun
-	failed []error
+	mu        sync.Mutex
+	noFaults  bool              // the tests cannot be compiled for runs with faults
+	announced [numRunKinds]bool // the kinds that announce has written
+	n         int               // started runs of plan
+	faults    int               // started runs of planFault
+	reuses    bool              // the consumer uses the memory of outstanding requests again, without failures
+	passed    [numRunKinds]int  // finished runs
+	tests     time.Duration     // duration of the suiteRun
+	failed    []error
 }
 
 // hangs reports whether a run counts as a hang. The end of the search has interrupted the run. Only runs on weak
@@ -88,21 +93,22 @@ func (s *timedSearch) hangs(k runKind, took time.Duration) bool {
 }
 
 // searchDriver searches for faults of a driver until the time limit. overlay adds the pauses.
-func (o *commandOptions) searchDriver(out io.Writer, p listedPackage, dir, overlay string) error {
+func (o *commandOptions) searchDriver(ctx context.Context, out io.Writer, p listedPackage, dir, overlay string) error {
 	plain, raced := filepath.Join(dir, "plain.test"), filepath.Join(dir, "raced.test")
 	for _, b := range []struct {
 		binary, overlay string
 		race            bool
 	}{{plain, o.overlay, false}, {raced, overlay, true}} {
-		switch found, err := compileTests(p, b.binary, b.overlay, b.race); {
+		fmt.Fprintf(out, "schedule: %s: compile the tests, race detector: %v\n", p.ImportPath, b.race)
+		switch found, err := compileTests(ctx, p, b.binary, b.overlay, b.race); {
 		case err != nil:
-			return err
+			return o.orTooShort(ctx, p, err)
 		case !found:
 			return fmt.Errorf("%s: no tests", p.ImportPath)
 		}
 	}
 	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planDriverRun(i, plain, raced) }}
-	if err := s.run(out); err != nil {
+	if err := s.run(ctx, out); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "ok %s: the suite, %d more seeds of Model, and %d runs with pauses and the race detector in %v\n",
@@ -125,45 +131,92 @@ func (o *commandOptions) planDriverRun(i int, plain, raced string) commandRun {
 		o.run+"/^Model$", fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)), nil}
 }
 
+// errTooShort returns the error of a search whose time was over before a part had ended.
+func (o *commandOptions) errTooShort(p listedPackage, part string) error {
+	return fmt.Errorf("%s: no verdict: %s did not end within %v: use a longer -within", p.ImportPath, part, o.within)
+}
+
+// findVerbenavet returns the path of verbenavet, or "" if the search leaves it out.
+func (o *commandOptions) findVerbenavet() (string, error) {
+	if o.noSource {
+		return "", nil
+	}
+	path, err := exec.LookPath("verbenavet")
+	if err != nil {
+		return "", errors.New("verbenavet is not in PATH: build it in a copy of Verbena's source with " +
+			"`go build -C tools -o DIR ./verbenavet`, with DIR in PATH, or leave it out with -no-verbenavet")
+	}
+	return path, nil
+}
+
 // searchConsumer searches for faults of a consumer until the time limit.
-func (o *commandOptions) searchConsumer(out io.Writer, p listedPackage, dir, overlay string) error {
-	if err := o.checkUsesDrivers(p); err != nil {
+func (o *commandOptions) searchConsumer(ctx context.Context, out io.Writer, p listedPackage, dir,
+	overlay string) error {
+	verbenavet, err := o.findVerbenavet()
+	if err != nil {
 		return err
 	}
-	verbenavet, err := exec.LookPath("verbenavet")
-	if err != nil {
-		fmt.Fprintf(out, "schedule: verbenavet is not in PATH, so the source of %s is not analysed\n", p.ImportPath)
+	if err := o.checkUsesDrivers(ctx, p); err != nil {
+		return o.orTooShort(ctx, p, err)
 	}
 	s := &timedSearch{o: o, p: p}
-	if err == nil { // it loads the program while the tests are compiled
-		s.source = s.startRun(o.planConsumerRun(0, "", verbenavet))
+	if verbenavet != "" { // it loads the program while the tests are compiled
+		t := o.planConsumerRun(0, "", verbenavet)
+		s.announce(out, t)
+		s.source = s.startRun(t)
 		defer s.source.stop()
 	}
+	fmt.Fprintf(out, "schedule: %s: compile the tests\n", p.ImportPath)
 	binary, faults := filepath.Join(dir, "consumer.test"), filepath.Join(dir, "faults.test")
-	switch found, err := compileTests(p, binary, overlay, false); {
+	switch found, err := compileTests(ctx, p, binary, overlay, false); {
 	case err != nil:
-		return err
+		return o.orTooShort(ctx, p, err)
 	case !found:
 		return fmt.Errorf("%s: no tests", p.ImportPath)
 	}
-	if err := o.compileFaultTests(p, dir, faults); err != nil {
-		fmt.Fprintf(out, "schedule: no runs with failures: %v\n", err)
-		faults = ""
-	}
 	s.plan = func(i int) commandRun { return o.planConsumerRun(i, binary, verbenavet) }
-	if faults != "" {
-		s.planFault = func(i int) commandRun { return o.planFaultRun(i, faults, !s.reuses) }
-	}
-	if err := s.run(out); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	var compiled sync.WaitGroup
+	defer compiled.Wait()
+	defer cancel()
+	fmt.Fprintf(out, "schedule: %s: compile the tests for runs with failures\n", p.ImportPath)
+	compiled.Go(func() {
+		err := o.compileFaultTests(ctx, p, dir, faults)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			s.noFaults = true
+			fmt.Fprintf(out, "schedule: no runs with failures: %v\n", err)
+		default:
+			s.planFault = func(i int) commandRun { return o.planFaultRun(i, faults, !s.reuses) }
+		}
+	})
+	if err := s.run(ctx, out); err != nil {
 		return err
 	}
 	source := ""
-	if s.passed[sourceRun] > 0 {
+	switch {
+	case s.passed[sourceRun] > 0:
 		source = "its source, "
+	case verbenavet != "":
+		return o.errTooShort(p, "verbenavet")
+	}
+	if s.passed[faultRun] == 0 && !s.noFaults {
+		return o.errTooShort(p, "the first run with failures")
 	}
 	fmt.Fprintf(out, "ok %s: %sthe tests in checked mode, %d seeds of the weak devices, and %d runs with failures in %v\n",
 		p.ImportPath, source, s.passed[weakRun], s.passed[faultRun], o.within)
 	return nil
+}
+
+// orTooShort returns err, or errTooShort if the time of the search is over.
+func (o *commandOptions) orTooShort(ctx context.Context, p listedPackage, err error) error {
+	if ctx.Err() != nil {
+		return o.errTooShort(p, "the compilation")
+	}
+	return err
 }
 
 // planConsumerRun returns a run of a consumer's tests. verbenavet is the path of the command, or empty.
@@ -196,9 +249,7 @@ func (o *commandOptions) testArgv(binary, pattern string, args ...string) []stri
 }
 
 // run executes the planned runs until the time limit or a failure.
-func (s *timedSearch) run(out io.Writer) error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.o.within)
-	defer cancel()
+func (s *timedSearch) run(ctx context.Context, out io.Writer) error {
 	s.began = time.Now()
 	var wg sync.WaitGroup
 	for range runtime.NumCPU() + 1 { // runs with pauses or weak devices mostly wait
@@ -208,6 +259,7 @@ func (s *timedSearch) run(out io.Writer) error {
 				if !ok {
 					return
 				}
+				s.announce(out, t)
 				s.runCommand(ctx, out, t)
 			}
 		})
@@ -217,9 +269,24 @@ func (s *timedSearch) run(out io.Writer) error {
 	case len(s.failed) > 0:
 		return errors.Join(s.failed...)
 	case s.passed[suiteRun] == 0:
-		return fmt.Errorf("%s: the tests did not end within %v: use a longer -within", s.p.ImportPath, s.o.within)
+		return s.o.errTooShort(s.p, "the tests")
 	}
 	return nil
+}
+
+// announce writes a line for the first run of each kind.
+func (s *timedSearch) announce(out io.Writer, t commandRun) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.announced[t.kind] {
+		return
+	}
+	s.announced[t.kind] = true
+	what := t.what
+	if t.kind == faultRun {
+		what = "runs with failures"
+	}
+	fmt.Fprintf(out, "schedule: %s: %s\n", s.p.ImportPath, what)
 }
 
 // faultShare is the ratio of the runs without and with faults.
@@ -296,7 +363,7 @@ func (r *startedRun) stop() {
 func (s *timedSearch) executeRun(ctx context.Context, t commandRun) runEnd {
 	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGQUIT) } // prints the stacks
-	c.WaitDelay = 2 * time.Second
+	c.WaitDelay = killDelay
 	c.Dir = s.p.Dir
 	c.Env = append(os.Environ(), t.env...)
 	start := time.Now()

@@ -120,6 +120,38 @@ func TestStartedRunEnds(t *testing.T) {
 	}
 }
 
+// TestSearchNeedsVerbenavet checks that a search does not silently leave out verbenavet.
+func TestSearchNeedsVerbenavet(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	for _, without := range []bool{false, true} {
+		o := commandOptions{noSource: without}
+		path, err := o.findVerbenavet()
+		if path != "" || (err == nil) != without {
+			t.Errorf("findVerbenavet with -no-verbenavet=%v: got %q and error %v", without, path, err)
+		}
+	}
+}
+
+// TestUnfinishedSearchHasNoVerdict checks that a search fails if its time ends before the tests have passed, and that
+// the search ends then.
+func TestUnfinishedSearchHasNoVerdict(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	o := &commandOptions{weak: "d", within: 50 * time.Millisecond}
+	s := &timedSearch{o: o, p: listedPackage{ImportPath: "mine"}, plan: func(int) commandRun {
+		return commandRun{kind: suiteRun, what: "checked mode", argv: []string{"sleep", "60"}}
+	}}
+	var out strings.Builder
+	start := time.Now()
+	err := s.run(ctx, &out)
+	if took := time.Since(start); err == nil || !strings.Contains(err.Error(), "no verdict") || took > 30*time.Second {
+		t.Errorf("run: got error %v after %v, want no verdict in less than 30 s", err, took)
+	}
+	if got := out.String(); got != "schedule: mine: checked mode\n" {
+		t.Errorf("output: got %q, want one line about the phase", got)
+	}
+}
+
 // TestImpossibleSearchFails checks the searches that cannot succeed.
 func TestImpossibleSearchFails(t *testing.T) {
 	for _, c := range []struct {
