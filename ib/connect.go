@@ -171,7 +171,8 @@ func (l Local) AddressTo(peer GID) AHAttr {
 }
 
 // ConnectPair connects two queue pairs with each other: a at address l and b at address m. The queue pairs may belong
-// to one device, or to devices that can reach each other. ConnectPair may sleep.
+// to one device, or to devices that can reach each other. Each is in INIT or RESET, as for [QP.Connect]. After an
+// error a may be in any state up to RTS, and b in any state up to RTR. ConnectPair may sleep.
 func ConnectPair(a, b *QP, l, m Local, p Path) error {
 	defer a.enterSleeping("ConnectPair").leave()
 	x, y := l.Endpoint(a), m.Endpoint(b)

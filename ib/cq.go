@@ -80,7 +80,8 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 // Entries returns the capacity of the queue.
 func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
-// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. Poll may not sleep. (ib_poll_cq)
+// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. Further completions may arrive at
+// any time, also after a call that returned fewer than len(wc), or none. Poll may not sleep. (ib_poll_cq)
 func (cq *CQ) Poll(wc []WC) (int, error) { return cq.queue.Poll(wc) }
 
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. ReqNotify may not sleep. (ib_req_notify_cq)

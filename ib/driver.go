@@ -78,7 +78,8 @@ type DriverMR interface {
 // DriverCQ is the driver's side of a completion queue.
 type DriverCQ interface {
 	// Poll moves up to len(wc) completions, oldest first, into wc and returns their number. Fewer than len(wc) mean that
-	// the queue is empty. Poll writes every field of each element, because the caller may have used wc before. Concurrent
+	// the queue was empty during the call. Consumers may not rely on this: for them package ib/weak delays
+	// completions. Poll writes every field of each element, because the caller may have used wc before. Concurrent
 	// calls are allowed: no completion is lost or returned twice. Poll may not sleep. (struct ib_device_ops.poll_cq)
 	Poll(wc []WC) (int, error)
 	// ReqNotify arms the queue: CQHandle.Completed reports the next completion once. With NotifySolicited it reports

@@ -105,7 +105,7 @@ type QPInitAttr struct {
 	SigAll         bool // every send work request generates a completion
 	Type           QPType
 	Port           uint8 // GSI only
-	SRQ            *SRQ  // source of the receive work requests in place of PostRecv; may be nil
+	SRQ            *SRQ  // source of the receives in place of PostRecv, of any domain of the device; may be nil
 	XRCD           *XRCD // domain of a QPTypeXRCTgt, which has no queues
 	// Event is called for asynchronous events of the queue pair. Event may not sleep. May be nil.
 	Event func(qp *QP, e EventType)

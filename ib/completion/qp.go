@@ -144,7 +144,8 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 
 // Drain moves the queue pair to ERR. Drain returns when the done functions of all work requests of the queue pair have
 // returned. Requests in flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue
-// remain there, unless the queue pair has consumed them. Drain also works on a device in the error state. If ctx ends
+// remain there, unless the queue pair has consumed them. With such a queue, Drain waits for EventQPLastWQEReached, up
+// to 10 s, if the queue pair was in RTR or a later state. Drain also works on a device in the error state. If ctx ends
 // first, Drain returns early. The queue pair is then in ERR, unless another Drain is still moving it there. Done
 // functions may still be running, and Drain may be called again. Drain returns EIO if a completion queue has failed.
 // Drain may sleep and must not be called by a done function of the CQ. Drain processes a Direct CQ itself.
@@ -239,9 +240,9 @@ func (qp *QP) awaitAllCompletions(ctx context.Context) error {
 	return nil
 }
 
-// Close drains the queue pair and destroys it. If ctx ends first, Close may be called again, and waits for the rest. If
-// one of its completion queues has failed, Close destroys the queue pair without calling the remaining functions, and
-// returns EIO. Close may sleep, and must not be called by a done function of the CQ.
+// Close drains the queue pair, as Drain does, and destroys it. If ctx ends first, Close may be called again, and waits
+// for the rest. If one of its completion queues has failed, Close destroys the queue pair without calling the
+// remaining functions, and returns EIO. Close may sleep, and must not be called by a done function of the CQ.
 func (qp *QP) Close(ctx context.Context) error {
 	end := qp.ended.Load()
 	if end == nil {
