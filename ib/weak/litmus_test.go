@@ -84,7 +84,11 @@ type connectedDevice struct {
 }
 
 func newConnectedDevice(t testing.TB, newDevice ibtest.NewDevice) *connectedDevice {
-	h, core := newDevice(t), &ib.Core{}
+	return newConnectedDeviceIn(t, &ib.Core{}, newDevice)
+}
+
+func newConnectedDeviceIn(t testing.TB, core *ib.Core, newDevice ibtest.NewDevice) *connectedDevice {
+	h := newDevice(t)
 	w := &connectedDevice{t: t, newDevice: newDevice, dev: h.Device()}
 	must(t, core.Register(h))
 	var err error
