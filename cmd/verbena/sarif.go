@@ -2,7 +2,7 @@ package main
 
 import (
 	"encoding/json"
-	"os"
+	"io"
 	"strings"
 
 	"verbena/ib/check"
@@ -71,5 +71,8 @@ func writeReports(name string, reports []ctl.SanitizerReport) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(name, append(b, '\n'), 0o666)
+	return writeFile(name, func(w io.Writer) error {
+		_, err := w.Write(append(b, '\n'))
+		return err
+	})
 }

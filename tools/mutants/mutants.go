@@ -712,7 +712,7 @@ var mutants = []listedMutant{
 	{"connections with the right to use a server are closed", "internal/httplisten/listener.go",
 		"best != nil && c.kept != best.kept", "false"},
 	{"the web page needs no token", "service/web/web.go", "p.token) != 1", "p.token) > 1"},
-	{"any host name reaches the web page", "service/web/web.go", `u.Hostname(), "localhost") {`,
+	{"any host name reaches the web page", "internal/httplisten/listener.go", `u.Hostname(), "localhost") {`,
 		`u.Hostname(), "localhost") && r.Host == "" {`},
 	{"other pages act on the web page", "service/web/web.go", `len(origins) == 1 && !strings.EqualFold`,
 		`len(origins) == 2 && !strings.EqualFold`},
