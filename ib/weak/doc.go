@@ -15,7 +15,8 @@
 // contexts are passed through unchanged. Package driver/relay brings the choices to user contexts: for each context
 // that asks for them (see [User]), it posts the requests to a weak device with a [Relay].
 //
-// About one request in 100 is held until the consumer has posted up to 64 further requests, or nothing for 40 steps.
+// On a reliable queue pair, about one request in 100 is held until the consumer has posted up to 64 further requests,
+// or nothing for 40 steps.
 //
 // The checks of package ibtest are correct consumers, with two exceptions. Some checks read memory before its
 // completion, and some count the completions in a queue with one Poll.

@@ -37,7 +37,7 @@ type holdPlan struct {
 //
 //verbena:held mu
 func (q *qp) planHold(c Choice, p *holdPlan, r *weakRequest) *longHold {
-	if q.d.Relay != nil || q.sendCQ == nil || !q.d.hasChoice(c) {
+	if q.d.Relay != nil || q.sendCQ == nil || !q.d.hasChoice(c) || !q.isReliable() {
 		return nil
 	}
 	const drawn = 1 << 40 // distinguishes the numbers from those for the requests
@@ -52,6 +52,10 @@ func (q *qp) planHold(c Choice, p *holdPlan, r *weakRequest) *longHold {
 	p.last.posts.Store(1 + int32(q.d.drawRandom(c, q.ord, 2*drawn+r.seq, maxPosts)))
 	return p.last
 }
+
+// isReliable reports whether messages wait for receives. A consumer of other queue pairs may post its receives again
+// after the completions of its replies. A long hold would cause the loss of later messages.
+func (q *qp) isReliable() bool { return q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit }
 
 // countHoldPost records that the consumer posts a further request.
 //

@@ -11,6 +11,58 @@ import (
 	"verbena/internal/testutil"
 )
 
+// TestRepliesBySlowServerArrive checks that datagrams are not lost if a server posts its receives again when the
+// completions of its replies have been polled. Its receives suffice for some messages.
+func TestRepliesBySlowServerArrive(t *testing.T) {
+	for seed := range uint64(litmusSeeds) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newConnectedDevice(t, newWeakFactory(newLoopback, weak.Config{Seed: seed}))
+			const receives = 4
+			here, err := w.dev.Local(1)
+			must(t, err)
+			to := here.AddressTo(here.GID)
+			ask, answer := w.newBuffer(private), w.registerBuffer(make([]byte, 1024), private)
+			newSide := func() *qpSide {
+				x := &qpSide{w: w, send: w.newCQ(), recv: w.newCQ()}
+				x.qp, err = w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: x.send, RecvCQ: x.recv,
+					Cap: ib.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth, MaxSendSGE: 1, MaxRecvSGE: 1}})
+				must(t, err)
+				w.addCleanup(x.qp.Destroy)
+				must(t, x.qp.ConnectDatagram(here, ib.Endpoint{QKey: 1}))
+				return x
+			}
+			client, server := newSide(), newSide()
+			send := func(from, peer *qpSide) {
+				ah, err := w.pd.CreateAH(&to)
+				must(t, err)
+				from.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: ask.fullSGL(), AH: ah,
+					RemoteQPN: peer.qp.Num(), RemoteQKey: 1})
+				must(t, ah.Destroy())
+			}
+			for range receives {
+				server.postReceive(1, answer)
+			}
+			for range 40 {
+				client.postReceive(1, answer)
+				send(client, server)
+				w.pollCompletions(client.send, 1)
+				w.pollCompletions(server.recv, 1)
+				send(server, client)
+				w.pollCompletions(client.recv, 1)
+				for range 16 {
+					var wc [1]ib.WC
+					n, err := server.send.Poll(wc[:])
+					must(t, err)
+					for range n {
+						server.postReceive(1, answer)
+					}
+					testutil.AdvanceTime(200 * time.Microsecond)
+				}
+			}
+		})
+	}
+}
+
 // TestLateReuseIsReported checks that checked mode on a weak device reports a consumer that frees the memory of a send
 // when the message has arrived, and uses the memory again seven messages later. A consumer that waits for the
 // completion is not reported.
