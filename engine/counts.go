@@ -18,6 +18,7 @@ const (
 	countQP
 	countSRQ
 	countAH
+	countFlow // flows and sources of SRD
 	numCounted
 )
 
@@ -31,6 +32,8 @@ var countLimits = [numCounted]struct {
 	countQP:  {maxQP, "queue pairs"},
 	countSRQ: {maxSRQ, "shared receive queues"},
 	countAH:  {maxAH, "address handles"},
+	// A flow takes up to 1 KB while it is idle.
+	countFlow: {1 << 14, "flows"},
 }
 
 // limitCounts lowers the limits to the numbers that the adapter's requests have room for. A program cannot use all of

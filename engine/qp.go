@@ -396,6 +396,9 @@ func (qp *QP) Destroy() error {
 	qp.posting.Unlock()
 	qp.sending.Unlock()
 	qp.dev.qps.drop(qp.dev.qpBits.slotOf(qp.num))
+	if qp.srd != nil {
+		qp.srd.release()
+	}
 	qp.counts.remove(countQP)
 	return nil
 }

@@ -60,6 +60,9 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	}
 	qp.advance(p)
 	more := p.sendAll(qp)
+	if qp.srd != nil && qp.srd.more {
+		more = true
+	}
 	qp.publish()
 	if more || !qp.activity.rest() {
 		p.todo = append(p.todo, qp)

@@ -41,12 +41,17 @@ type srd struct {
 
 	sources  []*srdSource // likewise
 	bySource map[srdOrigin]*srdSource
-	due      []*srdSource // sources with a pending acknowledgement or Accept
+	latest   map[srdPair]*srdSource // the source that a requester has used last
+	due      []*srdSource           // sources with a pending acknowledgement or Accept
 	refusals []srdRefusal
 	replies  []srdReply
 
 	reading []srdRead   // packets in the open train without their data, which gather will read together
 	storing []srdStored // packets with data in scatter
+
+	more     bool // the next run fetches further requests
+	failures int  // number of calls of unreadable
+	charged  int  // number of flows and sources that count against the program
 
 	now       int64 // in ticks, when data were stored
 	deadline  int64 // the earliest deadline of a flow, in ticks; 0: none
@@ -62,6 +67,8 @@ const (
 	maxFlows     = 1 << srdIndexBits
 	maxRefusals  = 256
 	maxReplies   = 1024
+	// fetchCost is the cost of a fetched request in pass.spent.
+	fetchCost = 64
 	// fewFlows is the number of flows that keep their memory while they are idle.
 	fewFlows = 64
 	// maxScan is the number of sources among which an unused one is sought.
@@ -99,13 +106,19 @@ type srdOrigin struct {
 	qpn, id uint32 // the requester and its identifier
 }
 
+// srdPair is a requester.
+type srdPair struct {
+	addr netip.Addr
+	qpn  uint32
+}
+
 type srdSource struct {
 	srdOrigin
 	rcv     transport.SRDReceiver
 	path    *path // back
 	own     uint32
 	last    int64 // when a packet came, in ticks
-	used    bool  // a packet with the identifier has come
+	used    bool  // a packet with the identifier has come, and the requester has used no other source since
 	due     bool  // in srd.due
 	accepts bool  // an Accept is due
 }
@@ -147,7 +160,8 @@ func newSRD(qp *QP) *srd {
 	if qp.wire != roce.SRD {
 		return nil
 	}
-	return &srd{qp: qp, byPeer: map[srdPeer]*srdFlow{}, bySource: map[srdOrigin]*srdSource{}}
+	return &srd{qp: qp, byPeer: map[srdPeer]*srdFlow{}, bySource: map[srdOrigin]*srdSource{},
+		latest: map[srdPair]*srdSource{}}
 }
 
 // identifier returns a new identifier with an index.
@@ -171,7 +185,12 @@ func (s *srd) window() (sum int) {
 // run sends the packets that the flows allow.
 func (s *srd) run(p *pass) {
 	qp := s.qp
-	for s.fetch() {
+	s.more = true
+	for range qp.sq.Capacity() { // a program that goes on posting must not keep the thread
+		if s.more = s.fetch(); !s.more {
+			break
+		}
+		p.spent += fetchCost
 	}
 	now := int64(0)
 	for len(s.ready) > 0 {
@@ -264,7 +283,7 @@ func (s *srd) flowTo(to *path, qpn, qkey uint32) *srdFlow {
 
 // newFlow returns a new flow, or an idle one to be used again.
 func (s *srd) newFlow() *srdFlow {
-	if i := len(s.flows); i < maxFlows {
+	if i := len(s.flows); i < maxFlows && s.charge() {
 		f := &srdFlow{id: s.identifier(i)}
 		f.snd.Init(s.qp.mtu, s.qp.dev.random())
 		s.flows = append(s.flows, f)
@@ -280,6 +299,26 @@ func (s *srd) newFlow() *srdFlow {
 		}
 	}
 	return nil
+}
+
+// charge counts a flow or a source against the program. It returns false at the limit.
+func (s *srd) charge() bool {
+	if s.qp.counts.add(countFlow) != nil {
+		return false
+	}
+	s.charged++
+	return true
+}
+
+// release forgets all flows and sources.
+func (s *srd) release() {
+	for ; s.charged > 0; s.charged-- {
+		s.qp.counts.remove(countFlow)
+	}
+	s.flows, s.sources = nil, nil
+	clear(s.bySource)
+	clear(s.byPeer)
+	clear(s.latest)
 }
 
 // list notes that a flow may have packets to send.
@@ -315,6 +354,7 @@ func (s *srd) send(p *pass, f *srdFlow, now int64) (room bool) {
 		}
 		whole := false // the data are in one element
 		var at uint64
+		failures := s.failures // k is out of date after another one, which ends requests
 		if w != nil && n > 0 && w.Flags&uapi.SendInline == 0 {
 			i, off := sgeAt(w.SGEs, k.Offset)
 			e := &w.SGEs[i]
@@ -323,9 +363,16 @@ func (s *srd) send(p *pass, f *srdFlow, now int64) (room bool) {
 				s.read(p)
 			}
 		}
+		if s.failures != failures {
+			continue
+		}
 		b, mark := s.add(p, &trainPool, f.path, f.qpn, op, k.PSN, n, f.peerID, f.id, at)
 		if b.Data == nil {
 			return false
+		}
+		if s.failures != failures {
+			p.build.cut(mark)
+			continue
 		}
 		b.DETH().Encode(f.qkey, qp.num)
 		if k.Again {
@@ -376,6 +423,7 @@ func (s *srd) read(p *pass) {
 // unreadable takes the packets without data out of the open train. Other packets behind the first of them count as
 // lost.
 func (s *srd) unreadable(p *pass) {
+	s.failures++
 	p.build.cut(s.reading[0].mark)
 	p.gather.reset()
 	for i := range s.reading {
@@ -472,6 +520,7 @@ func (s *srd) receiveResponse(p *pass, k *packet) {
 		if status == transport.SRDNotReady {
 			qp.dev.counters.add(cntRcvRNR, 1)
 		}
+		s.settle(p) // the same packet may have been answered before
 		f.snd.Refused(k.psn, status, qp.dev.tick())
 	case roce.RDMAReadResponseOnly:
 		s.receiveData(p, f, k)
@@ -658,8 +707,6 @@ func (s *srd) closeFlows() {
 func (s *srd) reset() {
 	s.closeFlows()
 	s.requests, s.free = nil, nil
-	s.sources, s.due, s.refusals = nil, nil, nil
-	clear(s.bySource)
-	clear(s.byPeer)
-	s.flows = nil
+	s.due, s.refusals = nil, nil
+	s.release()
 }

@@ -25,7 +25,9 @@ func (s *srd) receiveRequest(p *pass, k *packet) {
 		s.refuseUnknown(k, transport.SRDForgotten)
 		return
 	}
-	src.used, src.last = true, now
+	if src.last = now; !src.used {
+		s.use(src)
+	}
 	switch src.rcv.Arrive(k.psn) {
 	case transport.SRDOutside:
 		s.qp.dev.counters.add(cntDropGap, 1)
@@ -55,6 +57,16 @@ func (s *srd) complete(src *srdSource, psn roce.PSN) {
 		src.rcv.Executed(psn)
 	}
 	s.owe(src)
+}
+
+// use notes that a requester uses a source. The requester has given up the former identifier, so another requester may
+// get the former source.
+func (s *srd) use(src *srdSource) {
+	pair := srdPair{src.addr, src.qpn}
+	if old := s.latest[pair]; old != nil {
+		old.used = false
+	}
+	src.used, s.latest[pair] = true, src
 }
 
 // sourceOf returns the source that a packet belongs to; nil if there is none.
@@ -134,15 +146,18 @@ func (s *srd) accept(k *packet, from srdOrigin, now int64) {
 // newSource returns a new source, or one that was not used for long. A source that was never used makes room for a new
 // one.
 func (s *srd) newSource(now int64) *srdSource {
-	if i := len(s.sources); i < maxFlows {
+	if i := len(s.sources); i < maxFlows && s.charge() {
 		src := &srdSource{own: s.identifier(i)}
 		s.sources = append(s.sources, src)
 		return src
 	}
-	for range maxScan {
+	for range min(maxScan, len(s.sources)) {
 		s.otherHand = (s.otherHand + 1) % len(s.sources)
 		if src := s.sources[s.otherHand]; !src.due && (!src.used || now-src.last > sourceIdle) {
 			delete(s.bySource, src.srdOrigin)
+			if pair := (srdPair{src.addr, src.qpn}); s.latest[pair] == src {
+				delete(s.latest, pair)
+			}
 			src = &srdSource{own: s.identifier(s.otherHand)} // a reply may refer to the old one
 			s.sources[s.otherHand] = src
 			return src
@@ -189,13 +204,13 @@ func (s *srd) takeReceive(p *pass, k *packet) transport.SRDStatus {
 func (s *srd) executeSend(p *pass, k *packet) transport.SRDStatus {
 	qp := s.qp
 	r := &qp.resp
+	s.settle(p)
 	if status := s.takeReceive(p, k); status != transport.SRDSuccess {
 		return status
 	}
 	if len(k.Payload) > r.wqe.Length {
 		return transport.SRDBadLength
 	}
-	s.settle(p)
 	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, k.Payload) || !p.settle(qp) {
 		return transport.SRDBadStatus
 	}
@@ -233,6 +248,11 @@ func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status transport
 		return transport.SRDBadAddress, false
 	}
 	if takes {
+		if n, sent := h.DMALen(), uint32(len(k.Payload)); n < sent ||
+			!qp.resp.permits(h.RKey(), ib.AccessRemoteWrite, h.VA()-uint64(n-sent), int(n)) {
+			return transport.SRDBadAddress, false // the length of the message is reported to the program
+		}
+		s.settle(p)
 		if status := s.takeReceive(p, k); status != transport.SRDSuccess {
 			return status, false
 		}

@@ -124,9 +124,6 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 	return a
 }
 
-// grhLen is the length of the global routing header in front of a received datagram, in bytes.
-const grhLen = 40
-
 // addReceive adds the memory of a completed receive.
 func (a *Arrival) addReceive(wc *ib.WC) {
 	from := a.w

@@ -1,0 +1,136 @@
+package efa_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/link/simnet"
+	"verbena/uapi"
+	abi "verbena/uapi/efa"
+	"verbena/umem"
+)
+
+// lostSpace is memory that a program has unmapped.
+type lostSpace struct{ *umem.Local }
+
+func (lostSpace) ReadV([][]byte, uint64) error { return errors.New("unmapped") }
+
+// TestSRDUnmappedSource tests an RDMA WRITE from memory that is no longer mapped: only the request fails.
+func TestSRDUnmappedSource(t *testing.T) {
+	for _, n := range []int{100, 8 << 10, 100 << 10, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			a, b, ah, _ := newSRD(t, simnet.New(simnet.Config{}))
+			space := lostSpace{umem.NewLocal()}
+			addr, err := space.Add(make([]byte, 1<<20))
+			a.check(err)
+			mr, err := a.pd.RegMR(ib.MRInit{Space: space, Addr: addr, Length: 1 << 20, Access: ib.AccessLocalWrite})
+			a.check(err)
+			defer mr.Dereg()
+			mapped, mappedAddr := a.mr, a.addr
+			a.mr, a.addr = mr, addr
+			a.rdma(1, ah, b.qp.Num(), abi.IORDMAWrite, 0, n, b.mr.RKey(), b.addr, false)
+			a.mr, a.addr = mapped, mappedAddr
+			if c := a.poll(); c.Common.ReqID != 1 || c.Common.Status == 0 {
+				t.Errorf("WRITE of %d bytes: got %+v, want request 1 with an error", n, c.Common)
+			}
+			b.recv(8, 0, 100)
+			a.send(2, ah, b.qp.Num(), 0, 3, nil)
+			if c := a.poll(); c.Common.ReqID != 2 || c.Common.Status != 0 {
+				t.Errorf("SEND after a WRITE of %d bytes: got %+v, want request 2 with success", n, c.Common)
+			}
+		})
+	}
+}
+
+// TestSRDRandomRings tests a program that writes random requests, lengths and counts to its queues, while another
+// program works.
+func TestSRDRandomRings(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 10))
+			net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+			a, b, ah, _ := newSRD(t, net)
+			for range 100 {
+				a.writeRandomRequests(r, ah, b)
+				if a.qp.State() != ib.QPRTS {
+					break
+				}
+				a.sent += uint16(r.IntN(depth + 1))
+				a.received += uint16(r.IntN(3))
+				if r.IntN(20) == 0 {
+					a.sent, a.received = uint16(r.Uint32()), uint16(r.Uint32())
+				}
+				a.ring(0, a.sent)
+				a.ring(64, a.received)
+				ibuser.DriverSide(a.qp).(ib.UserQP).Doorbell(nil)
+				time.Sleep(time.Duration(r.IntN(500)) * time.Microsecond)
+			}
+			if err := a.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
+				t.Error(err)
+			}
+			c := newProgram(t, net, "10.0.0.3", ib.QPTypeDriver)
+			_, self := c.newAH("10.0.0.3")
+			c.recv(1, 0, 100)
+			c.send(9, self, c.qp.Num(), 0, 3, nil)
+			if w := c.poll(); w.Common.Status != 0 {
+				t.Errorf("seed %d: another program got %+v, want success", seed, w.Common)
+			}
+		})
+	}
+}
+
+// writeRandomRequests fills the queues with requests of which many are wrong.
+func (p *program) writeRandomRequests(r *rand.Rand, ah uint16, to *program) {
+	for i := range p.rq[:depth*16] {
+		p.rq[i] = byte(r.Uint32())
+	}
+	for i := range depth {
+		slot := p.sq[i*64:]
+		for j := range slot[:64] {
+			slot[j] = byte(r.Uint32())
+		}
+		if r.IntN(4) == 0 {
+			continue
+		}
+		m, _ := uapi.Decode[abi.TXMetaDesc](slot)
+		m.Ctrl1, m.Ctrl2 = m.Ctrl1&0x31|0x80|uint8(r.IntN(3)), 0x1c
+		m.AH, m.Length, m.QKey = ah, uint16(r.IntN(4)), qkey
+		m.DestQPNum = uint16([]uint32{to.qp.Num(), p.qp.Num(), to.qp.Num() + 1}[r.IntN(3)])
+		uapi.Encode(slot, &m)
+		off := 32
+		if m.Ctrl1&15 != 0 {
+			uapi.Encode(slot[off:], &abi.RemoteMemAddr{Length: r.Uint32(), RKey: to.mr.RKey(),
+				BufAddrLo: uint32(to.addr) + uint32(r.IntN(1<<18)), BufAddrHi: uint32(to.addr >> 32)})
+			off += 16
+		}
+		at := p.addr + uint64(r.IntN(1<<18))
+		uapi.Encode(slot[off:], &abi.TXBufDesc{Length: uint32(1)<<r.IntN(32) - uint32(r.IntN(2)), LKey: p.mr.LKey(),
+			BufAddrLo: uint32(at), BufAddrHi: uint32(at >> 32)})
+	}
+}
+
+// TestSRDManyFlowsOfOneRequester tests that a queue pair that starts again thousands of times leaves room for other
+// requesters.
+func TestSRDManyFlowsOfOneRequester(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+		a, b, ah, _ := newSRD(t, net)
+		for range 4200 {
+			a.check(a.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			a.toRTS(0)
+			a.send(1, ah, b.qp.Num(), 0, 3, nil)
+			time.Sleep(200 * time.Microsecond)
+		}
+		c := newProgram(t, net, "10.0.0.3", ib.QPTypeDriver)
+		_, toB := c.newAH("10.0.0.2")
+		b.recv(1, 0, 100)
+		c.send(5, toB, b.qp.Num(), 0, 3, nil)
+		if w := c.poll(); w.Common.ReqID != 5 || w.Common.Status != 0 {
+			t.Errorf("SEND of another requester: got %+v, want success", w.Common)
+		}
+	})
+}
