@@ -168,10 +168,11 @@ func (o *opener) Account() *umem.Account { return o.acct }
 // IsAlive reports whether the process exists. It may not sleep.
 func (o *opener) IsAlive() bool { return o.isAlive() }
 
-// MemoryEnded reports whether the address space that opened the file has ended, and whether an execve(2) ended it. A
-// process that is being killed loses its address space before IsAlive reports its end. It may not sleep.
+// MemoryEnded reports whether an access found the end of the address space that opened the file, and whether an
+// execve(2) ended it. A process that is being killed loses its address space before IsAlive reports its end. It may
+// not sleep.
 func (o *opener) MemoryEnded() (ended, executed bool) {
-	return o.opened != nil && o.opened.SpaceGone(), o.execs.Load() != o.execsBefore
+	return o.opened != nil && o.opened.FoundGone(), o.execs.Load() != o.execsBefore
 }
 
 // SessionName returns the name of the session, as in Session.Name.

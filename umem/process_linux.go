@@ -247,6 +247,10 @@ func (p *Process) Bound() bool { return p.direct.Load() >= bindingFlag }
 // SpaceGone reports whether no process has the address space any more. SpaceGone returns false if this is unknown.
 func (p *Process) SpaceGone() bool { return p.dead.Load() || p.files.isGone() }
 
+// FoundGone reports whether an access has found that no process has the address space any more. FoundGone may not
+// sleep.
+func (p *Process) FoundGone() bool { return p.dead.Load() || p.files.foundGone.Load() }
+
 // beginAccess begins an access by number. beginAccess returns false if no access may begin. endAccess ends the access.
 func (p *Process) beginAccess() bool {
 	if p.direct.Add(1) > bindingFlag {

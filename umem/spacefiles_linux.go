@@ -21,6 +21,8 @@ type Files struct {
 	// users is the number of users of the descriptors, plus one until Close. A descriptor in use is not closed.
 	users  atomic.Int64
 	closed atomic.Bool
+	// foundGone is set when an access finds that no process has the address space any more.
+	foundGone atomic.Bool
 
 	noQuery atomic.Bool // the kernel does not support the query for one mapping (before Linux 6.11)
 	reading sync.Mutex  // held while maps is read from the start
@@ -221,6 +223,9 @@ func (s *Files) mappingCache(write bool) *recentMappings {
 // transfer transfers the data of one call. The file is empty when the address space no longer exists.
 func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
 	n, err := transferVectorAt(s.memFD, iov, addr, write)
+	if err == nil && n == 0 {
+		s.foundGone.Store(true)
+	}
 	switch {
 	case err == nil && n == size:
 		return nil
@@ -236,6 +241,7 @@ func (s *Files) checkMapped(addr, end uint64, write bool) error {
 	covered, err := s.covers(addr, end, write)
 	switch {
 	case errors.Is(err, unix.ESRCH): // the address space no longer exists
+		s.foundGone.Store(true)
 		return ErrFault
 	case err != nil:
 		return fmt.Errorf("read the mappings of a process: %w", err)

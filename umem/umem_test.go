@@ -372,6 +372,12 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 		if !old.SpaceGone() {
 			t.Error("Left after the exec: got false, want true")
 		}
+		if old.FoundGone() {
+			t.Error("FoundGone before an access: got true, want false")
+		}
+		if err := region.ReadV([][]byte{make([]byte, 1)}, base); err == nil || !old.FoundGone() {
+			t.Errorf("read after the exec: got %v, found gone: %v; want an error, true", err, old.FoundGone())
+		}
 		next, err := OpenProcess(c.cmd.Process.Pid)
 		if err != nil {
 			t.Fatal(err)

@@ -41,9 +41,9 @@ func (c *contents) partOffset(i int) uint64 {
 
 // read reads the present contents into b. It waits for the memory of the program.
 func (c *contents) read(b []byte) error {
-	c.of.mu.RLock()
-	defer c.of.mu.RUnlock()
-	if c.of.gone {
+	c.of.reading.RLock()
+	defer c.of.reading.RUnlock()
+	if c.of.isGone() {
 		return errRegionGone
 	}
 	if c.n <= maxCopied {
@@ -55,6 +55,19 @@ func (c *contents) read(b []byte) error {
 		}
 	}
 	return nil
+}
+
+// isGone reports whether the memory may not be read any more.
+func (r *memoryRegion) isGone() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.gone
+}
+
+// waitForReads waits until no comparison reads the memory of a program that is gone.
+func (r *memoryRegion) waitForReads() {
+	r.reading.Lock()
+	defer r.reading.Unlock()
 }
 
 // errRegionGone means that the region of the memory has been deregistered.

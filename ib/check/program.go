@@ -173,6 +173,7 @@ func (m *UserMR) Ending(what string) {
 		return
 	}
 	m.o.endRegionComparisons()
+	x.waitForReads()
 	m.o.k.reportRegionInUse(m.o.dev, nil, what, func(r *trackedRequest) bool {
 		return slices.Contains(r.keys, x.user.lkey)
 	}, nil)

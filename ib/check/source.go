@@ -19,9 +19,12 @@ const (
 // memoryRegion is the memory of an MR, from its registration until its deregistration or change begins.
 type memoryRegion struct {
 	key regionKey
-	// mu is read-locked while the memory is read.
+	// mu is read-locked while memory that never stalls is read.
+	mu sync.RWMutex
+	// reading is read-locked while the memory of a program is read. It comes before mu.
 	//verbena:program the deregistration by the program, or by the end of its context
-	mu     sync.RWMutex
+	reading sync.RWMutex
+
 	gone   bool         // the memory may not be read any more
 	memory *umem.Region // nil: the region is registered by work requests
 	remote bool         // the memory may be changed by a peer
