@@ -66,8 +66,7 @@ func (m *Manager) reportNoRoom(l *ID, service msg.ServiceID, data []byte) {
 		}
 		return
 	}
-	for _, o := range m.listenersOf(service) {
-		m.reportRejection(o, peer, RejectedByAddress)
-		return
+	if list := m.listenersOf(service); len(list) > 0 {
+		m.reportRejection(list[0], peer, RejectedByAddress)
 	}
 }

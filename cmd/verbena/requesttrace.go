@@ -13,22 +13,15 @@ import (
 
 // requestTraceFile is a trace of work requests for a file.
 type requestTraceFile struct {
-	mem  *os.File
-	to   *os.File
-	made bool // the file is new
+	mem *os.File
+	to  *resultFile
 }
 
-// startRequestTrace begins a trace on the connection of a client. It opens the file now, because a launcher cannot
-// open it later. It leaves the content of an existing file unchanged.
+// startRequestTrace begins a trace on the connection of a client.
 func startRequestTrace(client *ctl.Client, name string) (*requestTraceFile, error) {
 	t := &requestTraceFile{}
 	var err error
-	if t.to, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err == nil {
-		t.made = true
-	} else if errors.Is(err, os.ErrExist) {
-		t.to, err = os.OpenFile(name, os.O_WRONLY, 0)
-	}
-	if err != nil {
+	if t.to, err = openResultFile(name); err != nil {
 		return nil, fmt.Errorf("trace file: %w", err)
 	}
 	if t.mem, err = client.TraceRequests(); err != nil {
@@ -38,12 +31,9 @@ func startRequestTrace(client *ctl.Client, name string) (*requestTraceFile, erro
 	return t, nil
 }
 
-// abandon closes the file, and removes it if it is new.
+// abandon ends the trace. A new file is removed.
 func (t *requestTraceFile) abandon() {
-	t.to.Close()
-	if t.made {
-		os.Remove(t.to.Name())
-	}
+	t.to.abandon()
 	if t.mem != nil {
 		t.mem.Close()
 	}
@@ -72,7 +62,7 @@ func (t *requestTraceFile) write(messages io.Writer, marks []reqtrace.Mark) erro
 
 // packetWriter writes whole packets to a file, through a buffer.
 type packetWriter struct {
-	to   *os.File
+	to   *resultFile
 	buf  []byte
 	ends []int // ends of the packets in buf
 	size int64 // bytes of the file
@@ -82,10 +72,8 @@ type packetWriter struct {
 const packetBuffer = 256 << 10
 
 func (w *packetWriter) replaceContent(mem io.ReaderAt, marks []reqtrace.Mark) (reqtrace.Summary, error) {
-	if info, err := w.to.Stat(); err == nil && info.Mode().IsRegular() {
-		if err := w.to.Truncate(0); err != nil {
-			return reqtrace.Summary{}, err
-		}
+	if err := w.to.clear(); err != nil {
+		return reqtrace.Summary{}, err
 	}
 	sum, err := reqtrace.Write(w, mem, time.Now(), marks)
 	if err == nil {

@@ -85,13 +85,13 @@ func (r *runCmd) Run(c *cli) error {
 	if err := r.checkWeak(); err != nil {
 		return err
 	}
-	if r.reports, err = r.newReportPrinter(); err != nil {
-		return err
-	}
 	if r.Trace.on {
 		if r.traceTo, err = r.Trace.open(); err != nil {
 			return err
 		}
+	}
+	if r.reports, err = r.newReportPrinter(); err != nil {
+		return err
 	}
 	if text := missingProviderMessage("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
@@ -101,7 +101,11 @@ func (r *runCmd) Run(c *cli) error {
 	for i := 1; ; i++ {
 		err := r.startProgram(c, path, argv)
 		var code exitCodeError
-		if i == attempts || errors.As(err, &code) || !ctl.IsEnding(err) {
+		switch {
+		case errors.As(err, &code):
+			return err
+		case i == attempts || !ctl.IsEnding(err):
+			r.reports.abandon()
 			return err
 		}
 		time.Sleep(startRetryPause)

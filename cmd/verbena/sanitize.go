@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,13 +11,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
+	"golang.org/x/sys/unix"
 
 	"verbena/ib/check"
 	"verbena/internal/ctl"
+	"verbena/supervisor"
 )
 
 // sanitizeFlag is the value of --sanitize or --sanitize=CHECKS.
@@ -74,7 +76,7 @@ type reportPrinter struct {
 	flag     *sanitizeFlag
 	suppress []suppression
 	to       io.Writer
-	file     string // destination of JSON or SARIF, or ""
+	file     *resultFile // destination of JSON or SARIF, or nil
 
 	mu       sync.Mutex
 	reports  []ctl.SanitizerReport // without repetitions
@@ -123,14 +125,27 @@ func (r *runCmd) newReportPrinter() (*reportPrinter, error) {
 		}
 		return nil, nil
 	}
-	p := &reportPrinter{flag: &r.Sanitize, to: os.Stderr, file: r.SanitizeReport}
+	p := &reportPrinter{flag: &r.Sanitize, to: os.Stderr}
 	if r.SanitizeSuppressions != "" {
 		var err error
 		if p.suppress, err = readSuppressions(r.SanitizeSuppressions); err != nil {
 			return nil, err
 		}
 	}
+	if r.SanitizeReport != "" {
+		var err error
+		if p.file, err = openResultFile(r.SanitizeReport); err != nil {
+			return nil, fmt.Errorf("run --sanitize-report: %w", err)
+		}
+	}
 	return p, nil
+}
+
+// abandon is for a program that was not started.
+func (p *reportPrinter) abandon() {
+	if p != nil && p.file != nil {
+		p.file.abandon()
+	}
 }
 
 // add adds a line of the service.
@@ -150,9 +165,28 @@ func (p *reportPrinter) add(line string) {
 	}
 	p.reports = append(p.reports, r)
 	writeReport(p.to, &r)
-	if p.flag.abort && r.PID > 0 {
-		_ = syscall.Kill(r.PID, syscall.SIGABRT)
+	if p.flag.abort {
+		if err := abortDescendant(r.PID); err != nil {
+			fmt.Fprintf(p.to, "verbena: sanitizer: the program continues, although --sanitize has \"abort\": %v\n", err)
+		}
 	}
+}
+
+// abortDescendant sends SIGABRT to a descendant of this process. A service in another PID namespace names a process by
+// a number that may belong to another process here.
+func abortDescendant(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if err := supervisor.CheckDescendant(pid); err != nil {
+		return err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGABRT, nil, 0); err != nil {
+		return fmt.Errorf("signal process %d: %w", pid, err)
+	}
+	return nil
 }
 
 // finish prints the summary, and reports whether there were reports.
@@ -174,8 +208,10 @@ func (p *reportPrinter) finish() (found bool, err error) {
 			fmt.Fprintf(p.to, "  %-18s %d times, %s (process %d)\n", r.Rule, r.Count, replaceControlChars(r.Program), r.PID)
 		}
 	}
-	if p.file != "" {
-		err = writeReports(p.file, p.reports)
+	if p.file != nil {
+		if err = errors.Join(writeReports(p.file, p.reports), p.file.Close()); err != nil {
+			err = fmt.Errorf("sanitizer reports: %w", err)
+		}
 	}
 	return len(p.reports) > 0, err
 }

@@ -34,7 +34,11 @@ func TestReportPrinter(t *testing.T) {
 	}
 	for _, name := range []string{"out.json", "out.sarif"} {
 		var b strings.Builder
-		p := &reportPrinter{flag: &sanitizeFlag{on: true}, suppress: suppress, to: &b, file: filepath.Join(dir, name)}
+		file, err := openResultFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &reportPrinter{flag: &sanitizeFlag{on: true}, suppress: suppress, to: &b, file: file}
 		for i := range reports {
 			line, err := json.Marshal(&reports[i])
 			if err != nil {
@@ -83,5 +87,14 @@ func TestReportPrinter(t *testing.T) {
 	}
 	if _, err := readSuppressions(rules); err == nil {
 		t.Error("a malformed pattern: got success, want an error")
+	}
+}
+
+// TestAbortOnlyDescendants tests that a process that is no descendant gets no signal.
+func TestAbortOnlyDescendants(t *testing.T) {
+	for _, pid := range []int{os.Getpid(), os.Getppid(), 1, 0, -1} {
+		if err := abortDescendant(pid); err == nil {
+			t.Errorf("abort process %d: got success, want an error", pid)
+		}
 	}
 }

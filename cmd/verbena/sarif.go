@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"io"
 	"strings"
 
 	"verbena/ib/check"
@@ -58,21 +57,22 @@ func sarifOf(reports []ctl.SanitizerReport) *sarifLog {
 	return &sarifLog{Schema: "https://json.schemastore.org/sarif-2.1.0.json", Version: "2.1.0", Runs: []sarifRun{run}}
 }
 
-// writeReports writes reports to a file: as SARIF if its name ends in .sarif, otherwise as a JSON array.
-func writeReports(name string, reports []ctl.SanitizerReport) error {
+// writeReports replaces the content of a file: by SARIF if its name ends in .sarif, otherwise by a JSON array.
+func writeReports(to *resultFile, reports []ctl.SanitizerReport) error {
 	if reports == nil {
 		reports = []ctl.SanitizerReport{}
 	}
 	var v any = reports
-	if strings.HasSuffix(name, ".sarif") {
+	if strings.HasSuffix(to.Name(), ".sarif") {
 		v = sarifOf(reports)
 	}
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
-	return writeFile(name, func(w io.Writer) error {
-		_, err := w.Write(append(b, '\n'))
+	if err := to.clear(); err != nil {
 		return err
-	})
+	}
+	_, err = to.Write(append(b, '\n'))
+	return err
 }

@@ -3,7 +3,10 @@
 package e2e
 
 import (
+	"encoding/json"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -45,6 +48,33 @@ func TestSanitize(t *testing.T) {
 				}
 			}
 		})
+	}
+	w.awaitNoProgramObjects()
+}
+
+// TestSanitizeReportAndAbort tests the file of reports, and the end of the reported process. The launcher is confined
+// when it writes the file and sends the signal.
+func TestSanitizeReportAndAbort(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
+	program := buildProgram(t, "misuse", func(path string) []string {
+		return []string{"gcc", "-Wall", "-O1", "-o", path, "../sanitize/misuse.c", "-libverbs"}
+	})
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
+	file := filepath.Join(t.TempDir(), "reports.json")
+	c := w.verbenaCommand(w.contextWithTimeout(60), "run", "--sanitize=abort", "--sanitize-report", file, "--", "sh", "-c",
+		`"$0" send-refilled wrong; echo "ended: $?"`, program)
+	out, err := c.CombinedOutput()
+	if code := exitCode(err); code != 66 || !strings.Contains(string(out), "ended: 134\n") {
+		t.Errorf("got exit code %d, want 66, and 134 (SIGABRT) of the process; output:\n%s", code, out)
+	}
+	text, err := os.ReadFile(file)
+	var reports []struct{ Rule string }
+	if err == nil {
+		err = json.Unmarshal(text, &reports)
+	}
+	if err != nil || len(reports) != 1 || reports[0].Rule != "source-changed" {
+		t.Errorf("file of reports: got %s (%v), want one of source-changed", text, err)
 	}
 	w.awaitNoProgramObjects()
 }
