@@ -2,8 +2,11 @@ package engine
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"verbena/ib"
 )
 
 // The limits that QueryDevice reports hold for each program, and for the consumers in this process together. The tables
@@ -41,6 +44,7 @@ var countLimits = [numCounted]struct {
 func (d *Device) limitCounts() {
 	if b := d.traits.QPSlotBits; b != 0 { // more than half, since the low bits of all numbers must differ
 		d.most[countQP] = 1<<(b-1) + 1
+		d.shares.room = 1<<b - minQPSlot
 	}
 	if b := d.traits.AHBits; b != 0 {
 		d.most[countAH] = 1 << (b - 2)
@@ -68,6 +72,75 @@ func (c *objectCounts) add(k counted) error {
 
 // remove counts one object less. It may not sleep.
 func (c *objectCounts) remove(k counted) { c.now[k].Add(^uint32(0)) }
+
+// userShares divides the room of a small table among users. A user gets at most 5/8 of the room that the others leave,
+// so that each further user finds some.
+type userShares struct {
+	room uint32 // 0: no limit
+
+	mu  sync.Mutex
+	all uint32
+	of  map[any]uint32 // by owner
+}
+
+// add counts one more object of an owner. It returns ENOMEM beyond the owner's share. It may not sleep.
+func (s *userShares) add(owner any) error {
+	if s.room == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.of[owner]
+	if left := s.room - (s.all - n); n >= left/8*5 {
+		return fmt.Errorf("the user has %d queue pairs on this device, and the device keeps %d for other users: %w",
+			n, left-n, syscall.ENOMEM)
+	}
+	if s.of == nil {
+		s.of = map[any]uint32{}
+	}
+	s.of[owner] = n + 1
+	s.all++
+	return nil
+}
+
+// remove counts one object less. It may not sleep.
+func (s *userShares) remove(owner any) {
+	if s.room == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all--
+	if s.of[owner]--; s.of[owner] == 0 {
+		delete(s.of, owner)
+	}
+}
+
+// count counts the queue pair against its program and its user. It returns ENOMEM at a limit.
+func (qp *QP) count() error {
+	if err := qp.counts.add(countQP); err != nil {
+		return err
+	}
+	if err := qp.dev.shares.add(qp.owner); err != nil {
+		qp.counts.remove(countQP)
+		return err
+	}
+	return nil
+}
+
+// uncount is the opposite of count.
+func (qp *QP) uncount() {
+	qp.dev.shares.remove(qp.owner)
+	qp.counts.remove(countQP)
+}
+
+// ownerOf returns the user of a context, or the context itself if its user is unknown.
+func ownerOf(c ib.UserContext) any {
+	if o, ok := c.(ib.OwnedContext); ok {
+		return o.Owner()
+	}
+	return c
+}
 
 // counts returns the counts of a user context; nil means the consumers in this process.
 func (d *Device) counts(c *userContext) *objectCounts {

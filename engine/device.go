@@ -97,6 +97,7 @@ type Device struct {
 	atomics  atomics
 
 	most    [numCounted]uint32 // limits of objects, constant
+	shares  userShares         // queue pairs by users
 	own     objectCounts       // objects of the consumers in this process
 	qps     table[QP]          // by the low bits of the number
 	mrs     table[mr]          // by key >> 8

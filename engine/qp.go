@@ -77,6 +77,7 @@ type QP struct {
 	user   ib.UserContext // the context for which a wrapper of the driver posts requests; nil: none
 	refill func()         // posts receives when the receive queue is empty; may be nil
 	counts *objectCounts  // see Device.counts
+	owner  any            // the user, for Device.shares; nil: the consumers in this process
 	listed int            // index in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
@@ -148,6 +149,12 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		sigAll: init.SigAll, pathMTU: roce.MTU256, user: init.User, refill: init.Refill,
 	}
 	qp.counts = d.counts(qp.ctx)
+	switch {
+	case qp.ctx != nil:
+		qp.owner = ownerOf(qp.ctx.UserContext)
+	case qp.user != nil:
+		qp.owner = ownerOf(qp.user)
+	}
 	qp.sendCQ, _ = ib.As[*cq](init.SendCQ)
 	qp.recvCQ, _ = ib.As[*cq](init.RecvCQ)
 	qp.srq, _ = ib.As[*srq](init.SRQ)
@@ -183,12 +190,12 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	if err := qp.makeQueues(c, u); err != nil {
 		return nil, err
 	}
-	if err := qp.counts.add(countQP); err != nil {
+	if err := qp.count(); err != nil {
 		qp.freeQueues()
 		return nil, err
 	}
 	if err := number(d, qp); err != nil {
-		qp.counts.remove(countQP)
+		qp.uncount()
 		qp.freeQueues()
 		return nil, err
 	}
@@ -202,7 +209,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	if qp.ctx != nil {
 		if err := qp.ctx.list(qp); err != nil {
 			d.qps.drop(slot)
-			qp.counts.remove(countQP)
+			qp.uncount()
 			qp.freeQueues()
 			return nil, err
 		}
@@ -399,7 +406,7 @@ func (qp *QP) Destroy() error {
 	if qp.srd != nil {
 		qp.srd.release()
 	}
-	qp.counts.remove(countQP)
+	qp.uncount()
 	return nil
 }
 

@@ -346,6 +346,12 @@ type NumberReuser interface {
 	ReuseNumbers()
 }
 
+// OwnedContext is implemented by a UserContext with a known user.
+type OwnedContext interface {
+	// Owner returns a value that is equal for the contexts of one user. Owner may not sleep.
+	Owner() any
+}
+
 // UserContext is the open device file that owns an object. Package uverbs implements UserContext.
 type UserContext interface {
 	// AllocShared returns zeroed memory of at least size bytes, rounded up to whole pages, that the user can map. The

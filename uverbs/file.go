@@ -261,6 +261,9 @@ func (c userContext) CheckConfig() *check.ProgramConfig {
 	return nil
 }
 
+// Owner implements ib.OwnedContext.
+func (c userContext) Owner() any { return c.f.proc.User().ID() }
+
 // IsEnding implements check.User.
 func (c userContext) IsEnding() bool { return c.f.end.Load() != nil }
 
