@@ -55,6 +55,7 @@ func TestSRDRandomRings(t *testing.T) {
 			net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			a, b, ah, _ := newSRD(t, net)
 			for range 100 {
+				synctest.Wait() // The race detector does not know that programs may write while the device reads.
 				a.writeRandomRequests(r, ah, b)
 				if a.qp.State() != ib.QPRTS {
 					break

@@ -24,7 +24,7 @@ var noSleepMethods = func() map[string][]string {
 	methods := map[string][]string{
 		"Driver": {"EnterError"}, "CQCounter": {"Waiting"}, "QPPeeker": {"Peek"}, "MethodDriver": {"Methods"},
 		"LibraryFaulter": {"LibraryFault"}, "Staller": {"Stalled"}, "Work": {"Run"}, "slot.Stopper": {"AtWorkRequest"},
-		"SendQueuer": {"QueueSend"},
+		"SendQueuer": {"QueueSend"}, "OwnedContext": {"Owner"},
 	}
 	for _, v := range verb.Table {
 		for _, name := range v.Driver {
@@ -40,7 +40,7 @@ var noSleepMethods = func() map[string][]string {
 // that every implementation has too, or "" if only the types count that the program converts to the interface.
 var optionalInterfaces = map[string]string{
 	"CQCounter": "DriverCQ", "QPPeeker": "DriverQP", "MethodDriver": "Driver", "LibraryFaulter": "UserContext",
-	"Staller": "", "Work": "", "SendQueuer": "DriverQP",
+	"Staller": "", "Work": "", "SendQueuer": "DriverQP", "OwnedContext": "UserContext",
 }
 
 // sleepingVerbs contains the methods of package ib for consumers that may sleep: the methods of the verbs that are not
