@@ -350,7 +350,11 @@ def request_destroyed():
 
 
 def server_ends():
-    connection(lambda listener: listener.get_request())
+    def server(listener):
+        held = listener.get_request()  # not destroyed before the end
+        time.sleep(1)  # Both requests arrive.
+        os._exit(held is None)
+    connection(server)
 
 
 def full_backlog():
