@@ -56,19 +56,21 @@ cross: tools ## compile for arm64 and amd64, and run the tests that work under e
 
 .PHONY: unit
 # The race detector is useless for these packages: their tests use one goroutine each, or run the suite of ib/ibtest
-# against wrong drivers. `make lint` has already vetted all packages.
-PLAIN := /(internal/(explore|layers|notify|states)|ib/ibtest)$$
+# against wrong drivers.
+PLAIN := /(internal/(explore|layers|notify|states)|ib/ibtest|reqtrace)$$
+# `make lint` has already vetted all packages. Without symbols for debuggers, a test links in half the time.
+TESTFLAGS := -vet=off -ldflags=-w
 # By default, a program with the race detector sleeps for a second before its exit.
 unit: export GORACE := atexit_sleep_ms=0
 unit: tools ## run the unit tests with the race detector
-	{ CGO_ENABLED=1 $(GO) test -race -vet=off -json -timeout 8m $$($(GO) list ./... | grep -vE '$(PLAIN)'); \
-	  $(GO) test -vet=off -json -timeout 8m $$($(GO) list ./... | grep -E '$(PLAIN)'); \
-	  CGO_ENABLED=1 $(GO) test -C examples/rblk -race -vet=off -json -timeout 8m ./...; $(GO) test -C tools -vet=off -json -timeout 8m ./...; } | bin/verdict -slowest 40
-	$(GO) test -vet=off -run 'Allocates?$$|^(TestMessageCosts|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
+	{ CGO_ENABLED=1 $(GO) test -race $(TESTFLAGS) -json -timeout 8m $$($(GO) list ./... | grep -vE '$(PLAIN)'); \
+	  $(GO) test $(TESTFLAGS) -json -timeout 8m $$($(GO) list ./... | grep -E '$(PLAIN)'); \
+	  CGO_ENABLED=1 $(GO) test -C examples/rblk -race $(TESTFLAGS) -json -timeout 8m ./...; $(GO) test -C tools $(TESTFLAGS) -json -timeout 8m ./...; } | bin/verdict -slowest 40
+	$(GO) test $(TESTFLAGS) -run 'Allocates?$$|^(TestMessageCosts|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
 		./engine ./driver/loopback ./ib/weak ./uverbs
-	$(GO) test -vet=off -run 'Allocates?$$' ./ib ./verbs/embed ./rdmanet
-	$(GO) test -vet=off -run '^TestSchedules$$' ./engine/internal/simtest
-	$(GO) test -vet=off -run '^TestLauncherRules$$' ./internal/confine
+	$(GO) test $(TESTFLAGS) -run 'Allocates?$$' ./ib ./verbs/embed ./rdmanet
+	$(GO) test $(TESTFLAGS) -run '^TestSchedules$$' ./engine/internal/simtest
+	$(GO) test $(TESTFLAGS) -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries
 libraries: tools ## test net/http, gRPC and other libraries over rdmanet, and the web page in Chromium, in modules of their own

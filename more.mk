@@ -120,7 +120,7 @@ SOAK_RESETS ?= 10000
 SOAK_PLUGS ?= 10000
 
 RUNS ?= 200
-CONCURRENCY = (Reentrant|Callback|HotPlug|SRQ|NoSleep|DeviceError)
+CONCURRENCY = (Reentrant|Callback|HotPlug|SRQ|Sleep|DeviceError)
 .PHONY: soak-contract
 soak-contract: ## run the concurrency tests of the contract RUNS times (default 200) with the race detector, and all tests 5 x RUNS times without
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h ./ib

@@ -15,10 +15,10 @@ import (
 // concurrent are the groups of checks with several threads.
 var concurrent = []string{"Reentrant", "Callback", "CQ", "SRQ", "HotPlug", "DeviceError", "Disassociate", "Load"}
 
-// TestContract: the driver keeps the midlayer's contract, on both ways that its packets take, alone and while neighbours
-// on the same network keep the engine busy. make unit runs all of it without the race detector. With it, the suite runs on the
-// shortcut, and the checks with several threads on the wire, under load. -short runs it on the
-// shortcut alone; TestModel takes both ways.
+// TestContract: the driver keeps the midlayer's contract, on both ways that its packets take. The checks with several
+// threads also run while neighbours on the same network keep the engine busy. With the race detector, the suite runs on
+// the shortcut, and the checks with several threads on the wire, under load. -short runs it on the shortcut alone;
+// TestModel takes both ways.
 func TestContract(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -35,10 +35,7 @@ func TestContract(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract()), ibtest.Load(1)}
 			if c.load { // a bubble waits until the neighbours do
-				options = []ibtest.Option{ibtest.Seeds(-1), ibtest.Load(1)}
-				if raceEnabled {
-					options = append(options, ibtest.Groups(concurrent...))
-				}
+				options = []ibtest.Option{ibtest.Seeds(-1), ibtest.Load(1), ibtest.Groups(concurrent...)}
 			}
 			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
 				network, fabric := simnet.New(simnet.Config{}), &Fabric{}

@@ -28,3 +28,6 @@ const scaleObjects = 1100
 
 // oldDivisor divides the number of objects that testModelAfterManyObjects creates.
 const oldDivisor = 1
+
+// fewerWraps divides the time of the group Wrap.
+const fewerWraps = 1

@@ -28,3 +28,6 @@ const scaleObjects = 140
 
 // oldDivisor divides the number of objects that testModelAfterManyObjects creates.
 const oldDivisor = 64
+
+// fewerWraps divides the time of the group Wrap, whose checks use one thread.
+const fewerWraps = 8

@@ -64,7 +64,7 @@ func wrapDivisor() int {
 	if testing.Short() {
 		return 8
 	}
-	return 1
+	return fewerWraps
 }
 
 // objectWithID is a live object with a number or key.
