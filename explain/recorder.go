@@ -4,8 +4,6 @@ import (
 	"container/list"
 	"fmt"
 	"net/netip"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,8 +11,6 @@ import (
 	"verbena/ib"
 	"verbena/internal/qpinfo"
 	"verbena/internal/quota"
-	"verbena/link"
-	"verbena/roce"
 	"verbena/uapi"
 )
 
@@ -143,112 +139,6 @@ func (r *Recorder) KeyEnded(f driver.EndedKey) {
 	r.limitPast(u)
 }
 
-// userCauses are the causes and queue pairs of a user.
-type userCauses struct {
-	causes  []*entry // a ring once it is full
-	next    int      // index of the oldest cause in a full ring
-	latest  time.Time
-	refused *entry     // latest refused call
-	unready []*qpFacts // queue pairs with an unready.id
-
-	// The following lists are in the order in which their elements were added.
-	qps    list.List       // *qpFacts of queue pairs that exist
-	gone   fifo[*qpFacts]  // destroyed ones that had begun to receive
-	unused fifo[*qpFacts]  // destroyed ones that never had
-	keys   fifo[regionKey] // keys of ended
-	ended  map[regionKey]endedKey
-}
-
-// past returns the number of the user's destroyed queue pairs and ended keys.
-func (u *userCauses) past() int { return u.gone.len() + u.unused.len() + u.keys.len() }
-
-// fifo is a queue.
-type fifo[T any] struct {
-	items []T
-	head  int // index of the oldest; the items before it are zero
-}
-
-func (f *fifo[T]) len() int { return len(f.items) - f.head }
-
-func (f *fifo[T]) push(x T) {
-	if len(f.items) == cap(f.items) && f.head > len(f.items)/2 {
-		n := copy(f.items, f.items[f.head:])
-		clear(f.items[n:])
-		f.items, f.head = f.items[:n], 0
-	}
-	f.items = append(f.items, x)
-}
-
-// pop removes the oldest item. The queue must not be empty.
-func (f *fifo[T]) pop() T {
-	var zero T
-	x := f.items[f.head]
-	f.items[f.head] = zero
-	f.head++
-	return x
-}
-
-// retire moves a destroyed queue pair from the existing ones to the past ones.
-//
-//verbena:held mu
-func (r *Recorder) retire(q *qpFacts) {
-	if q.elem == nil {
-		return
-	}
-	u := r.user(q.program.User)
-	u.qps.Remove(q.elem)
-	q.elem = nil
-	if q.starts > 0 {
-		u.gone.push(q)
-	} else {
-		u.unused.push(q)
-	}
-	r.past++
-	r.limitPast(u)
-}
-
-// limitPast discards the oldest destroyed queue pairs and ended keys beyond the limits. u is the user who got one more.
-//
-//verbena:held mu
-func (r *Recorder) limitPast(u *userCauses) {
-	switch l := &r.cfg.Limits; {
-	case u.gone.len() > l.Destroyed:
-		r.forgetDestroyed(&u.gone)
-	case u.unused.len() > max(1, l.Destroyed/4):
-		r.forgetDestroyed(&u.unused)
-	case u.keys.len() > l.Keys:
-		r.forgetKey(u)
-	}
-	for r.past > r.cfg.Limits.Total {
-		most := u
-		for _, x := range r.users {
-			if x.past() > most.past() {
-				most = x
-			}
-		}
-		switch n := most.keys.len(); {
-		case most.unused.len() > 0:
-			r.forgetDestroyed(&most.unused)
-		case n > most.gone.len():
-			r.forgetKey(most)
-		default:
-			r.forgetDestroyed(&most.gone)
-		}
-	}
-}
-
-//verbena:held mu
-func (r *Recorder) forgetDestroyed(f *fifo[*qpFacts]) {
-	r.forgetQP(f.pop())
-	r.past--
-}
-
-//verbena:held mu
-func (r *Recorder) forgetKey(u *userCauses) {
-	delete(u.ended, u.keys.pop())
-	r.past--
-}
-
 // entry is a cause in the form for its user, and for a user who sees both ends.
 type entry struct {
 	own    qpinfo.Cause
@@ -309,119 +199,6 @@ type evidence struct {
 	byRow    map[string]*entry
 }
 
-// deviceFacts are the state of a device, and the last time at which it was lost.
-type deviceFacts struct {
-	DeviceState
-	loss   string // "": it was never lost
-	lostAt time.Time
-	// The port was down from downAt to upAt because of down; upAt is zero while it is.
-	down         string
-	downAt, upAt time.Time
-	messages     []ImpairedPackets // impaired messages of the connection manager, the oldest first; at most maxMessages
-}
-
-// wasDown reports whether the port was down at a time.
-func (d *deviceFacts) wasDown(at time.Time) bool {
-	return d != nil && d.down != "" && !at.Before(d.downAt) && (d.upAt.IsZero() || at.Before(d.upAt))
-}
-
-// DeviceState is the state of a device of this service.
-type DeviceState struct {
-	Name  string
-	Addrs []netip.Addr
-	// Down is the name of the device, or of its interface, while it is down; "" if the port is up.
-	Down string
-	// Lost describes the state in which the device does not work, such as "unplugged"; "" if it works.
-	Lost  string
-	Since time.Time // when the port went down, or the device was lost
-	// Programs are the programs that have opened the device, if it is lost now.
-	Programs []Program
-}
-
-// SetDevice reports the state of a device. A device that is lost, or removed, has no addresses. SetDevice keeps its
-// former ones.
-func (r *Recorder) SetDevice(s DeviceState) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	d := &deviceFacts{DeviceState: s}
-	if old := r.devices[s.Name]; old != nil {
-		for _, a := range old.Addrs {
-			if r.byAddr[a] == old {
-				delete(r.byAddr, a)
-			}
-		}
-		if s.Lost != "" && len(s.Addrs) == 0 {
-			d.Addrs = old.Addrs
-		}
-		if s.Down == old.Down && s.Lost == old.Lost {
-			d.Since = old.Since
-		}
-		d.loss, d.lostAt = old.loss, old.lostAt
-		d.down, d.downAt, d.upAt, d.messages = old.down, old.downAt, old.upAt, old.messages
-		if s.Down == "" && old.Down != "" {
-			d.upAt = s.Since
-		}
-		if s.Lost != "" && s.Lost != old.Lost {
-			d.loss, d.lostAt = s.Lost, s.Since
-			r.deviceLost(d)
-		}
-	} else if len(r.devices) >= maxDevices {
-		r.forgetDevice()
-	}
-	if d.Down != "" {
-		d.down, d.downAt, d.upAt = d.Down, d.Since, time.Time{}
-	}
-	r.devices[s.Name] = d
-	for _, a := range d.Addrs {
-		r.byAddr[a] = d
-	}
-}
-
-// Values of DeviceState.Lost.
-const (
-	Removed        = "removed"                  // the device no longer exists
-	ServiceStopped = "stopped with the service" // the service is ending
-)
-
-// maxDevices is the number of devices from which on removed ones are discarded.
-const maxDevices = 1024
-
-// forgetDevice discards one removed device.
-//
-//verbena:held mu
-func (r *Recorder) forgetDevice() {
-	for name, d := range r.devices {
-		if d.Lost == Removed {
-			delete(r.devices, name)
-			for _, a := range d.Addrs {
-				if r.byAddr[a] == d {
-					delete(r.byAddr, a)
-				}
-			}
-			return
-		}
-	}
-}
-
-// deviceLost adds a cause for each program that has opened a device that is lost.
-//
-//verbena:held mu
-func (r *Recorder) deviceLost(d *deviceFacts) {
-	told := map[Program]bool{}
-	for _, p := range d.Programs {
-		if told[p] {
-			continue
-		}
-		told[p] = true
-		v := judge(lossRow("device-lost", d.loss), &values{device: d.Name, reason: d.loss, since: d.lostAt}, FaultRequester)
-		r.add(p, qpinfo.Cause{
-			Time: d.lostAt, Row: v.row.Name, What: "device " + d.Name + " lost", Why: v.why, Clause: v.clause, Fault: v.fault,
-			Remedy: v.remedy, Since: v.since, Device: d.Name,
-		}, nil)
-	}
-	d.Programs = nil
-}
-
 // facts returns the facts of a queue pair, which it creates; nil without a program.
 //
 //verbena:held mu
@@ -461,54 +238,6 @@ func (q *qpFacts) failures() *evidence {
 		q.evidence = &evidence{}
 	}
 	return q.evidence
-}
-
-// user returns the causes of a user, which it creates.
-//
-//verbena:held mu
-func (r *Recorder) user(id quota.ID) *userCauses {
-	u := r.users[id]
-	if u == nil {
-		if len(r.users) >= r.cfg.Limits.Users {
-			r.forgetUser()
-		}
-		u = &userCauses{}
-		r.users[id] = u
-	}
-	return u
-}
-
-// forgetUser discards the facts of the user whose latest cause is the oldest.
-//
-//verbena:held mu
-func (r *Recorder) forgetUser() {
-	var oldest quota.ID
-	var found *userCauses
-	for id, u := range r.users {
-		if found == nil || u.latest.Before(found.latest) {
-			oldest, found = id, u
-		}
-	}
-	for e := found.qps.Front(); e != nil; e = e.Next() {
-		r.forgetQP(e.Value.(*qpFacts))
-	}
-	for _, f := range []*fifo[*qpFacts]{&found.gone, &found.unused} {
-		for f.len() > 0 {
-			r.forgetDestroyed(f)
-		}
-	}
-	r.past -= found.keys.len()
-	delete(r.users, oldest)
-}
-
-// forgetQP discards the facts of a queue pair. Its number may belong to a later queue pair, also of another user.
-//
-//verbena:held mu
-func (r *Recorder) forgetQP(q *qpFacts) {
-	q.elem = nil
-	if k := (qpKey{q.ref.Device, q.ref.Num}); r.qps[k] == q {
-		delete(r.qps, k)
-	}
 }
 
 // identify sets the fields of a cause that describe its program.
@@ -672,167 +401,12 @@ func describeRequest(f *driver.RefusedRequest) string {
 	return f.Opcode.String()
 }
 
-// PacketsDropped implements driver.Observer.
-func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if f.Reason == driver.DropNoQP {
-		k := qpKey{f.QP.Device, f.QP.Num}
-		if _, ok := r.noQP[k]; !ok && len(r.noQP) >= maxNoQP {
-			for old := range r.noQP {
-				delete(r.noQP, old)
-				break
-			}
-		}
-		r.noQP[k] = f
-		r.datagramToNoQP(&f)
-		return
-	}
-	q := r.facts(f.QP)
-	if q == nil {
-		return
-	}
-	q.failures().drop = f
-	if f.Opcode.Has(roce.FlagResponse) || q.ref.State == ib.QPErr {
-		return // the rest of a connection that has failed
-	}
-	if e := q.byRowOf(dropRows[f.Reason]); e != nil { // a peer may send many of them
-		e.count(f.Packets, 0)
-		e.addSource(&f)
-		return
-	}
-	found := judge(dropRows[f.Reason], &values{q: q, device: q.ref.Device}, FaultResponder)
-	e := r.addFor(q, f.Time, describeDrop(&f, f.Source.String()), found, found, true)
-	e.count(f.Packets-1, 0)
-	e.addSource(&f)
-}
-
-// maxSources is the number of sources of dropped packets that a cause names.
-const maxSources = 8
-
-// describeDrop returns the text of dropped packets.
-func describeDrop(f *driver.DroppedPackets, sources string) string {
-	return fmt.Sprintf("QP %d: packet from %s dropped: %s, PSN %d", f.QP.Num, sources, f.Opcode, f.PSN)
-}
-
-// addSource adds the source of dropped packets to the text of their cause.
-func (e *entry) addSource(f *driver.DroppedPackets) {
-	if e.more || slices.Contains(e.sources, f.Source) {
-		return
-	}
-	if e.more = len(e.sources) == maxSources; !e.more {
-		e.sources = append(e.sources, f.Source)
-	}
-	if len(e.sources) == 1 {
-		return
-	}
-	var b strings.Builder
-	for i, a := range e.sources {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(a.String())
-	}
-	if e.more {
-		b.WriteString(" and others")
-	}
-	for _, c := range []*qpinfo.Cause{&e.own, e.full} {
-		if c != nil {
-			c.What = describeDrop(f, b.String())
-		}
-	}
-}
-
-// datagramToNoQP adds a cause for the sender of a datagram, which learns nothing otherwise. The cause is only for users
-// who see both ends: others would learn which queue pairs exist.
-//
-//verbena:held mu
-func (r *Recorder) datagramToNoQP(f *driver.DroppedPackets) {
-	d := r.byAddr[f.Source]
-	if d == nil || f.SourceQP == 0 {
-		return
-	}
-	q := r.qps[qpKey{d.Name, f.SourceQP}]
-	if q == nil || q.gone || q.ref.Type != ib.QPTypeUD {
-		return
-	}
-	if e := q.byRowOf("datagram-no-qp"); e != nil {
-		e.count(f.Packets, 0)
-		return
-	}
-	x := &values{q: q, device: f.QP.Device, number: f.QP.Num}
-	found := judge("datagram-no-qp", x, FaultRequester)
-	what := fmt.Sprintf("QP %d: datagram to QP %d of %s dropped: %s, PSN %d", q.ref.Num, f.QP.Num, f.QP.Device, f.Opcode,
-		f.PSN)
-	e := r.addAs(q.program, q.newCause(f.Time, what, found), nil, r.last+1)
-	r.last++
-	e.hidden = true
-	e.count(f.Packets-1, 0)
-	q.addByRow(e)
-}
-
 // byRowOf returns the cause of a row that counts repetitions, or nil.
 func (q *qpFacts) byRowOf(row string) *entry {
 	if q.evidence == nil {
 		return nil
 	}
 	return q.byRow[row]
-}
-
-// PacketsUnsent implements driver.Observer.
-func (r *Recorder) PacketsUnsent(f driver.UnsentPackets) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	q := r.facts(f.QP)
-	if q == nil {
-		return
-	}
-	q.failures().unsent = f
-	if q.ref.Type == ib.QPTypeRC || q.ref.Type == ib.QPTypeXRCInit || q.ref.Type == ib.QPTypeXRCTgt {
-		return // the work request fails if no retransmission is sent
-	}
-	found := r.judgeUnsent(q, &f)
-	e := r.addFor(q, f.Time, fmt.Sprintf("QP %d: packets were not sent", q.ref.Num), found, found, true)
-	e.count(f.Packets-1, 0)
-}
-
-// ImpairedPackets are packets that a fault rule or the shape of a link has dropped, damaged or delayed.
-type ImpairedPackets struct {
-	Time   time.Time
-	Device string
-	// QP is the queue pair of the device that sent the packets, or that would have received them.
-	link.Impairment
-}
-
-// maxImpaired bounds evidence.impaired. A request without an answer is sent 8 times at most.
-const maxImpaired = 32
-
-// maxMessages bounds deviceFacts.messages.
-const maxMessages = 64
-
-// managerQPN is the number of the queue pair of the connection manager (IBA 3.9.3).
-const managerQPN = 1
-
-// PacketsImpaired reports packets that fault rules, or the shape of a link, have impaired.
-func (r *Recorder) PacketsImpaired(f ImpairedPackets) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if d := r.devices[f.Device]; d != nil && f.QP == managerQPN {
-		d.messages = appendLimited(d.messages, f, maxMessages)
-		return
-	}
-	if q := r.qps[qpKey{f.Device, f.QP}]; q != nil {
-		v := q.failures()
-		v.impaired = appendLimited(v.impaired, f, maxImpaired)
-	}
-}
-
-// appendLimited appends to a list, which loses its older half first if it has limit items.
-func appendLimited(list []ImpairedPackets, f ImpairedPackets, limit int) []ImpairedPackets {
-	if len(list) >= limit {
-		list = slices.Delete(list, 0, limit/2)
-	}
-	return append(list, f)
 }
 
 // TraceQueue implements driver.Observer. The Recorder traces no queue.
