@@ -98,6 +98,10 @@ pyverbs: build ## run rdma-core's own tests, and print one line for each. ARGS a
 ucx-failover: build ## run UCX's own test of fault tolerance on three devices. UCX is a built source tree
 	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/ucx-failover.sh $(UCX)
 
+.PHONY: valkey-rdma
+valkey-rdma: build ## run valkey's own test of RDMA. VALKEY is a source tree built with BUILD_RDMA=module
+	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/valkey.sh $(VALKEY)
+
 .PHONY: rdma-core
 rdma-core: build ## record the results of several versions of rdma-core on Verbena and on the kernel's rxe. ARGS=-h lists the flags
 	@scripts/deps mmdebstrap

@@ -10,6 +10,9 @@
 set -euo pipefail
 
 src=$(realpath "${1:?usage: ucx-failover.sh SOURCE, a built source tree of UCX}")
+for file in contrib/test_jenkins.sh src/tools/perf/ucx_perftest; do
+	[ -e "$src/$file" ] || { echo "$src has no $file: build UCX with contrib/configure-devel and make" >&2; exit 1; }
+done
 if [ -z "${UCX_FAILOVER_INSIDE:-}" ]; then
 	export UCX_FAILOVER_INSIDE=1
 	exec "${VERBENA:-verbena}" run --private --link rxe0=127.0.0.11 --link rxe1=127.0.0.12 --link rxe2=127.0.0.13 \

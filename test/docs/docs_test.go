@@ -3,6 +3,7 @@ package docs
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -164,6 +165,29 @@ func TestThreadNamesExist(t *testing.T) {
 	for _, m := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(page, -1) {
 		if !regexp.MustCompile(`\b` + m[1] + `\b`).MatchString(packages.String()) {
 			t.Errorf("docs/threads.md: no linked package has the name %s", m[1])
+		}
+	}
+}
+
+// TestJobsNameMissingFiles tests that the scripts of jobs without a source tree, and with an empty one, say what they
+// need.
+func TestJobsNameMissingFiles(t *testing.T) {
+	scripts, err := filepath.Glob("../../recipes/jobs/*.sh")
+	if err != nil || len(scripts) < 2 {
+		t.Fatalf("scripts: got %v and error %v, want two or more", scripts, err)
+	}
+	for _, s := range scripts {
+		for _, c := range []struct {
+			args []string
+			want string
+		}{
+			{nil, "usage: " + filepath.Base(s) + " SOURCE"},
+			{[]string{t.TempDir()}, ": build "},
+		} {
+			out, err := exec.Command(s, c.args...).CombinedOutput()
+			if err == nil || !strings.Contains(string(out), c.want) {
+				t.Errorf("%s %v: got error %v and %q, want a failure that contains %q", s, c.args, err, out, c.want)
+			}
 		}
 	}
 }
