@@ -152,6 +152,42 @@ func TestRequestTraceOfRping(t *testing.T) {
 	}
 }
 
+// TestRequestTraceOfScenario traces a scenario. The trace has the requests of its programs, and its actions and the ends
+// of its programs on a track of their own.
+func TestRequestTraceOfScenario(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "perftest", "ib_write_bw")
+	dir := newScratchDir(t)
+	file, trace := filepath.Join(dir, "scenario.yaml"), filepath.Join(dir, "x.pftrace")
+	port := unusedTCPPort()
+	text := "name: trace\ntimeout: 60s\ndevices: [{name: rxe0, addr: [" + unusedAddr() + "]}]\nprograms:\n" +
+		"  - {name: server, run: [ib_write_bw, -d, rxe0, -p, \"" + port + "\", -n, \"500\"]}\n" +
+		"  - {name: client, run: [ib_write_bw, -d, rxe0, -p, \"" + port + "\", -n, \"500\", 127.0.0.1], start: {listens: " +
+		port + "}}\n" +
+		"actions: [{when: {wr: 100}, link: {dev: rxe0, state: flap, for: 200ms}}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), verbenaBinary(t), "scenario", "run", "--quiet", "--trace", trace,
+		file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("scenario run: %v\n%s", err, out)
+	}
+	tr := readTrace(t, trace)
+	if n := len(requests(tr, "send work requests", "RDMA WRITE")); n < 500 {
+		t.Errorf("WRITEs: got %d, want 500 or more", n)
+	}
+	acted, again := tr.InstantsNamed("scenario", "action: "), tr.InstantsNamed("", "retransmission: timeout")
+	if len(acted) != 1 || len(again) == 0 || again[0].At < acted[0].At {
+		t.Errorf("got actions %v and retransmissions %v, want one action, and retransmissions after it", acted, again)
+	}
+	for _, p := range []string{"server", "client"} {
+		if n := len(tr.InstantsNamed("scenario", p+": ")); n != 1 {
+			t.Errorf("ends of %s: got %d, want 1", p, n)
+		}
+	}
+}
+
 // TestRequestTraceFiles tests files that cannot be written, an existing file, a full file system, a killed program,
 // and a killed service.
 func TestRequestTraceFiles(t *testing.T) {
