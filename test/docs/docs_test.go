@@ -169,8 +169,7 @@ func TestThreadNamesExist(t *testing.T) {
 	}
 }
 
-// TestJobsNameMissingFiles tests that the scripts of jobs without a source tree, and with an empty one, say what they
-// need.
+// TestJobsNameMissingFiles tests the errors of the scripts of jobs without a source tree, and with an empty one.
 func TestJobsNameMissingFiles(t *testing.T) {
 	scripts, err := filepath.Glob("../../recipes/jobs/*.sh")
 	if err != nil || len(scripts) < 2 {

@@ -152,8 +152,8 @@ func TestRequestTraceOfRping(t *testing.T) {
 	}
 }
 
-// TestRequestTraceOfScenario traces a scenario. The trace has the requests of its programs, and its actions and the ends
-// of its programs on a track of their own.
+// TestRequestTraceOfScenario traces a scenario. The trace has the requests of its programs. A separate track has its
+// actions and the ends of its programs.
 func TestRequestTraceOfScenario(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_bw")
