@@ -237,6 +237,36 @@ var limitDefects = []driverDefect{
 		by: "Wrap/Queues", says: "the call of the handler of queue",
 	},
 	{
+		defect: "refuses to resize a queue to exactly the number of completions in it",
+		break_: func(d *wrongDriver) {
+			d.resize = func(c *wrongCQ, entries int) error {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				all := make([]ib.WC, 1<<10)
+				n, _ := c.CQ.Poll(all)
+				if c.stash = append(c.stash, all[:n]...); len(c.stash) >= entries {
+					return syscall.EINVAL
+				}
+				return c.CQ.Resize(entries, nil)
+			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if n = copy(wc, c.stash); n > 0 {
+					c.stash = c.stash[n:]
+					return n, nil
+				}
+				return c.CQ.Poll(wc)
+			}
+		},
+		by: "CQ/Resize", says: "resize to what is waiting",
+	},
+	{
+		defect: "reports a port that does not exist",
+		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.PhysPorts++ } },
+		by:     "Limits/Ports", says: "query port 2 of 2",
+	},
+	{
 		defect: "loses the completions that wrap around the ring during a resize",
 		break_: func(d *wrongDriver) {
 			d.resize = func(c *wrongCQ, entries int) error {

@@ -40,6 +40,11 @@ var limitChecks = []ruleTest{
 		test: testObjectLimits,
 	},
 	{
+		name: "Limits/Ports",
+		rule: "the device has the ports from 1 to the number that it reports, and no others",
+		test: testPortNumbers,
+	},
+	{
 		name: "Limits/Elements",
 		rule: "a work request can have as many elements as its queue was granted, and no more",
 		test: testSGELimit,
@@ -311,6 +316,20 @@ func testReadLimits(e *testEnv) {
 
 // maxCreatedObjects limits the number of objects that a check creates.
 const maxCreatedObjects = 1 << 10
+
+func testPortNumbers(e *testEnv) {
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	if a.PhysPorts < 1 {
+		e.Errorf("the device reports %d ports", a.PhysPorts)
+	}
+	for port := range a.PhysPorts + 2 {
+		_, err := e.dev.QueryPort(port)
+		if exists := port >= 1 && port <= a.PhysPorts; exists != (err == nil) {
+			e.Errorf("query port %d of %d: %v", port, a.PhysPorts, err)
+		}
+	}
+}
 
 func testObjectLimits(e *testEnv) {
 	a := e.deviceAttr()

@@ -13,7 +13,8 @@ import (
 var memoryFaultChecks = []ruleTest{
 	{
 		name: "Errors/MemoryFault",
-		rule: "a request whose memory cannot be read or written fails, and the queue pair of the side with that memory moves to ERR",
+		rule: "a request whose memory cannot be read or written fails, the requests before it succeed, and the queue pair of the " +
+			"side with that memory moves to ERR",
 		test: testMemoryFaultFailsRequest,
 	},
 }
@@ -47,6 +48,8 @@ func testMemoryFaultFailsRequest(e *testEnv) {
 	mr, err := p.pd.RegMR(ib.MRInit{Space: space, Addr: addr, IOVA: addr, Length: 64, Access: p.buf[0].mr.Access()})
 	e.must("register memory", err)
 	destroyAtEnd(e, mr, mr.Dereg)
+	reads := p.postIfSupported("RDMA READ", 0, ib.SendWR{Opcode: ib.WRRDMARead, SGList: p.buf[0].newSGL(0, 8),
+		RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
 	bad := (&registeredBuffer{b, addr, mr}).newSGL(0, 8)
 	for _, c := range []struct {
 		op     ib.WROpcode
@@ -87,7 +90,15 @@ func testMemoryFaultFailsRequest(e *testEnv) {
 		}
 		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: sgls[1]})
 		space.broken.Store(true)
-		taken := p.postIfSupported(what, 0, wr)
+		earlier := ib.SendWR{ID: 3, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(16_000, 8),
+			RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()}
+		var taken bool
+		if c.side == 1 && reads { // the answer to the READ precedes the refusal of the request, in one list
+			taken = p.postListIfSupported(what, 0, earlier, wr)
+			e.waitOneCompletion(p.cqs[0], 3, ib.WCSuccess)
+		} else {
+			taken = p.postListIfSupported(what, 0, wr)
+		}
 		if taken {
 			e.wantCompletionStatus(what, p.cqs[0], c.status)
 			e.wantQPState(what, p.qps[c.side], ib.QPErr)

@@ -297,12 +297,22 @@ func testCQResizeKeepsCompletions(e *testEnv) {
 	} else {
 		e.wantErrno("resize below what is waiting", err, syscall.EINVAL)
 	}
+	e.must("resize to what is waiting", p.cqs[0].Resize(30))
+	n := p.cqs[0].Entries()
+	for i := 30; i < n && n < 64; i++ { // the rest of the queue
+		p.sendAndKeepCompletion(uint64(i + 2))
+	}
+	time.Sleep(200*time.Millisecond + 2*time.Since(began))
+	e.must("resize of a full queue to its size", p.cqs[0].Resize(n))
 	e.must("resize", p.cqs[0].Resize(100))
 	for i := range 29 {
 		e.waitOneCompletion(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
 	e.waitOneCompletion(p.cqs[0], 31, ib.WCSuccess)
-	p.exchangeMessage(0, 40, 8)
+	for i := 30; i < n && n < 64; i++ {
+		e.waitOneCompletion(p.cqs[0], uint64(i+2), ib.WCSuccess)
+	}
+	p.exchangeMessage(0, 140, 8)
 }
 
 // sendAndKeepCompletion sends a message and leaves its send completion in the queue.

@@ -120,11 +120,18 @@ func (t *messageSender) deliverMessage(id uint64, n int) {
 // postIfSupported is post, but returns false if the driver does not support the operation.
 func (p *pair) postIfSupported(ability string, side int, wr ib.SendWR) bool {
 	p.e.Helper()
-	n, err := p.qps[side].PostSend(wr)
-	if isUnsupportedError(err) {
+	return p.postListIfSupported(ability, side, wr)
+}
+
+// postListIfSupported posts a list of requests in one call. It returns false if the driver does not support the last
+// one.
+func (p *pair) postListIfSupported(ability string, side int, list ...ib.SendWR) bool {
+	p.e.Helper()
+	n, err := p.qps[side].PostSend(list...)
+	if isUnsupportedError(err) && n == len(list)-1 {
 		return false
 	}
-	if n != 1 || err != nil {
+	if n != len(list) || err != nil {
 		p.e.Fatalf("post %s: %d taken, %v", ability, n, err)
 	}
 	return true
