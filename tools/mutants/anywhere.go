@@ -15,21 +15,22 @@ var driverPackages = []driverPackage{
 	{"driver/loopback", []testSelection{
 		{pkg: "driver/loopback", run: "^TestContract$", short: true}, {pkg: "driver/loopback", run: "^TestContract$"},
 	}},
-	{"engine", rxeTests},
-	{"engine/transport", rxeTests},
-	{"engine/queue", rxeTests},
-	{"driver/rxe/layout", rxeTests},
+	{"engine", engineTests},
+	{"engine/transport", engineTests},
+	{"engine/queue", engineTests},
+	{"driver/rxe/layout", engineTests},
 	{"driver/efa/layout", []testSelection{
 		{pkg: "driver/efa/layout", run: ".", short: true}, {pkg: "driver/efa", run: ".", short: true},
 	}},
 }
 
-// rxeTests lists the tests with -short first. The others run only with mutants that the tests with -short do not
+// engineTests lists the tests with -short first. The others run only with mutants that the tests with -short do not
 // detect.
-var rxeTests = []testSelection{
+var engineTests = []testSelection{
 	{pkg: "engine/transport", run: ".", short: true},
 	{pkg: "driver/rxe/layout", run: ".", short: true},
 	{pkg: "driver/rxe", run: ".", short: true},
+	{pkg: "driver/efa", run: ".", short: true},
 	{pkg: "engine", run: ".", short: true},
 	{pkg: "engine/internal/simtest", run: ".", short: true},
 	{pkg: "engine", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
