@@ -61,6 +61,7 @@ func TestObserveFailures(t *testing.T) {
 		refused driver.Rule // expected in the refused request; RuleUnknown: no refusal
 		limit   uint64      // expected Violation.Limit; 0: any
 		length  uint64      // expected Violation.Length; 0: any
+		more    bool        // expected Violation.More
 	}{
 		{name: "unknown remote key", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey() + 1}
@@ -74,6 +75,17 @@ func TestObserveFailures(t *testing.T) {
 		{name: "short receive", recv: 16, wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
 		}, status: uapi.WCRemInvReqErr, refused: driver.RuleReceiveLength, limit: 16, length: 32},
+		{name: "short receive for the first of several packets", recv: 16, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 5000)}
+		}, status: uapi.WCRemInvReqErr, refused: driver.RuleReceiveLength, limit: 16, more: true},
+		{name: "remote key 0 for a region with remote rights", wr: func(b *bench) ib.SendWR {
+			b.b.regMR(b.b.newPD(), ib.AccessLocalWrite)
+			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr}
+		}, status: uapi.WCRemAccessErr, refused: driver.RuleKey},
+		{name: "remote key 0 for a region with local rights", wr: func(b *bench) ib.SendWR {
+			b.b.regMR(b.b.pd, ib.AccessLocalWrite)
+			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr}
+		}, status: uapi.WCRemAccessErr, refused: driver.RuleRight},
 		{name: "no receive", conn: conn{rnrRetry: 2, rnrTimer: 1}, wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
 		}, status: uapi.WCRNRRetryExcErr, refused: driver.RuleNoReceive},
@@ -154,8 +166,8 @@ func TestObserveFailures(t *testing.T) {
 				} else if len(o.refused) != 0 {
 					t.Errorf("refused requests: got %+v, want none", o.refused)
 				}
-				if c.limit != 0 && v.Limit != c.limit || c.length != 0 && v.Length != c.length {
-					t.Errorf("violation: got %+v, want limit %d and length %d", v, c.limit, c.length)
+				if c.limit != 0 && v.Limit != c.limit || c.length != 0 && v.Length != c.length || v.More != c.more {
+					t.Errorf("violation: got %+v, want limit %d, length %d and more %v", v, c.limit, c.length, c.more)
 				}
 				if c.conn.rnrRetry != 0 && (f.Attempts != 3 || len(o.refused) != 3) {
 					t.Errorf("after 2 RNR retries: got %d attempts and %d RNR NAKs, want 3 and 3", f.Attempts, len(o.refused))

@@ -469,7 +469,6 @@ func (r *requester) check(w *sendWQE) {
 			w.status = uapi.WCLocLenErr
 		}
 		if w.status != uapi.WCSuccess {
-			w.SGEs, w.length = w.SGEs[:0], 0
 			return
 		}
 	}
