@@ -111,29 +111,37 @@ func (s *keptSearch) follow(v ssa.Value, depth int) {
 			if x := r.(ssa.Value); mayHoldCompletion(x.Type(), 0) {
 				s.follow(x, depth)
 			}
-		case *ssa.Store:
-			if r.Val == v {
-				s.store(r, r.Addr, depth)
-			}
-		case *ssa.Send:
-			if r.X == v {
-				s.keep(r.Pos(), sendsCompletion)
-			}
-		case *ssa.Select:
-			for _, c := range r.States {
-				if c.Send == v {
-					s.keep(c.Pos, sendsCompletion)
-				}
-			}
-		case *ssa.MapUpdate:
-			if r.Value == v {
-				s.keep(r.Pos(), storesCompletion)
-			}
-		case *ssa.MakeClosure:
-			s.capture(r, v, depth)
-		case ssa.CallInstruction:
-			s.pass(r, v, depth)
+		default:
+			s.use(r, v, depth)
 		}
+	}
+}
+
+// use follows a value that an instruction stores, sends, captures or passes.
+func (s *keptSearch) use(at ssa.Instruction, v ssa.Value, depth int) {
+	switch at := at.(type) {
+	case *ssa.Store:
+		if at.Val == v {
+			s.store(at, at.Addr, depth)
+		}
+	case *ssa.Send:
+		if at.X == v {
+			s.keep(at.Pos(), sendsCompletion)
+		}
+	case *ssa.Select:
+		for _, c := range at.States {
+			if c.Send == v {
+				s.keep(c.Pos, sendsCompletion)
+			}
+		}
+	case *ssa.MapUpdate:
+		if at.Value == v {
+			s.keep(at.Pos(), storesCompletion)
+		}
+	case *ssa.MakeClosure:
+		s.capture(at, v, depth)
+	case ssa.CallInstruction:
+		s.pass(at, v, depth)
 	}
 }
 
@@ -174,18 +182,8 @@ func (s *keptSearch) load(addr ssa.Value, depth int) {
 			}
 		case *ssa.Slice:
 			s.follow(r, depth)
-		case *ssa.Store:
-			if r.Val == addr {
-				s.store(r, r.Addr, depth)
-			}
-		case *ssa.Send:
-			if r.X == addr {
-				s.keep(r.Pos(), sendsCompletion)
-			}
-		case *ssa.MakeClosure:
-			s.capture(r, addr, depth)
-		case ssa.CallInstruction:
-			s.pass(r, addr, depth)
+		default:
+			s.use(r, addr, depth)
 		}
 	}
 }
