@@ -125,6 +125,11 @@ SOAK_PLUGS ?= 10000
 
 RUNS ?= 200
 CONCURRENCY = (Reentrant|Callback|HotPlug|SRQ|Sleep|DeviceError)
+.PHONY: soak-programs
+soak-programs: build tools ## run standard programs with further flags of verbena run. RUN_FLAGS=--sanitize (the default) looks for false reports
+	VERBENA=$(CURDIR)/$(BIN) RUN_FLAGS='$(or $(RUN_FLAGS),--sanitize)' $(GO) test -json -count=1 -timeout 3h -parallel 3 -tags e2e \
+		-run '^Test(PingpongRC|PingpongGIDs|SRQPrograms|Perftest|CMPrograms|CMProgramsOfTwoServices|Libfabric|Tools|EFAPrograms)$$' ./test/e2e | bin/verdict -v
+
 .PHONY: soak-contract
 soak-contract: ## run the concurrency tests of the contract RUNS times (default 200) with the race detector, and all tests 5 x RUNS times without
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h ./ib

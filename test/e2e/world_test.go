@@ -193,8 +193,14 @@ func lastLines(s string, lines int) string {
 	return strings.Join(l[max(0, len(l)-lines):], "\n")
 }
 
+// runFlags are further flags of each verbena run, as of `make soak-programs RUN_FLAGS=--sanitize`.
+var runFlags = strings.Fields(os.Getenv("RUN_FLAGS"))
+
 // verbenaCommand returns a verbena command in this world.
 func (w *testService) verbenaCommand(ctx context.Context, args ...string) *exec.Cmd {
+	if args[0] == "run" {
+		args = slices.Concat(args[:1], runFlags, args[1:])
+	}
 	argv := append([]string{verbenaBinary(w.t)}, args...)
 	if w.netns != "" {
 		in := []string{"ip", "netns", "exec", w.netns}
