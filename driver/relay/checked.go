@@ -21,7 +21,7 @@ import (
 // sendChecks.mu or heldCompletions.reading, which only the program's own threads wait for.
 
 // checkedChoices is the set of the choices of the device of a program with checks. The capacities are exactly as
-// requested, and the keys of a region differ.
+// requested, except that of inline data. The keys of a region differ.
 var checkedChoices = weak.Of(weak.ExactRoom, weak.SplitKeys, weak.NewKeys)
 
 // The time between the arrival of a completion with memory to compare and its delivery. A program that uses the memory

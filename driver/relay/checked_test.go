@@ -263,3 +263,19 @@ func TestChangedBytes(t *testing.T) {
 		t.Errorf("request: got %+v, want ID 7 on QP %d", r, w.qps[0].Num())
 	}
 }
+
+// TestCheckedInlineCapacity tests that a program with checks has the inline data that the layout allows beyond the
+// request, and no other room that it has not requested.
+func TestCheckedInlineCapacity(t *testing.T) {
+	w := newCheckedWorld(t, nil)
+	init := ib.QPInitAttr{SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: 5, MaxRecvWR: 5, MaxSendSGE: 2, MaxRecvSGE: 2}}
+	qp, err := ibuser.CreateQP(w.pd, init, w.g.data())
+	must(t, err)
+	want := init.Cap
+	want.MaxInlineData = 2 * 16 // the room of the elements
+	if a, _, err := qp.Query(ib.QPAttrCap); err != nil || a.Cap != want {
+		t.Errorf("capacities: got %+v and error %v, want %+v", a.Cap, err, want)
+	}
+	must(t, qp.Destroy())
+}

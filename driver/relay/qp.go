@@ -103,6 +103,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if q.cap = granted; p.choices.Has(weak.ExactRoom) {
 		q.cap = *asked
 	}
+	if p.choices == checkedChoices { // programs rely on the inline data that the layout allows beyond the request
+		q.cap.MaxInlineData = granted.MaxInlineData
+	}
 	*asked = q.cap
 	if _, ok := ib.As[ib.SendQueuer](q.DriverQP); ok {
 		q.bell, _ = ib.As[ib.UserQP](q.DriverQP)
