@@ -115,7 +115,8 @@ func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 		return s.Local.WriteV(src, addr)
 	}
 	s.count++
-	s.wait = s.d.drawRandom(SplitAtomic, s.ord, s.count, 4)
+	s.wait = s.d.decide(Point{SplitAtomic, ObjectMR, s.ord, EventAtomic, s.count},
+		s.d.drawRandom(SplitAtomic, s.ord, s.count, 4), nil)
 	if s.wait == 0 {
 		return s.Local.WriteV(src, addr)
 	}

@@ -138,7 +138,8 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		}
 	}
 	c.polls++
-	batch := c.d.Relay == nil && c.d.hasChoice(LateCompletion) && c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0
+	count := c.drawPoll()
+	batch := count == pollAll
 	most := 1
 	switch {
 	case batch: // fills the array if enough completions have been delayed
@@ -160,12 +161,17 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		if i < 0 {
 			break
 		}
+		if i > 0 {
+			e := &c.held[i]
+			c.d.record(e.point(CrossOrder), i, e.about)
+		}
 		c.takeWindowEntry(i, &wc[n])
-		if n++; c.d.hasChoice(LateCompletion) && !batch {
+		if n++; count == pollOne {
 			break
 		}
 	}
 	if n > 0 {
+		c.d.record(c.pollPoint(), count, nil)
 		err = nil
 		executeAllWrites()
 	}
@@ -201,7 +207,6 @@ func (c *cq) fillWindow(most int) error {
 			return nil
 		}
 		e := c.d.translateCompletion(c.one[0])
-		e.wait += e.failureDelay(c.d)
 		if e.r != nil && e.r.hidden && e.wc.Status == ib.WCSuccess {
 			e.r.arrived = true
 			continue
@@ -216,6 +221,7 @@ func (c *cq) fillWindow(most int) error {
 			}
 			e.r.halfBad = true
 		}
+		c.d.planCompletion(&e)
 		c.held = append(c.held, e)
 		if c.d.Relay == nil && c.isBlocked(len(c.held)-1) {
 			blocked++
@@ -247,21 +253,34 @@ func (d *driver) translateCompletion(wc ib.WC) windowEntry {
 			e.seq = q.shared
 		}
 	}
+	return e
+}
+
+// planCompletion decides on the delay of a completion that enters the window.
+func (d *driver) planCompletion(e *windowEntry) {
 	side := e.qp << 1
 	if e.send {
 		side |= 1
 	}
+	status, op := e.wc.Status, e.wc.Opcode
 	if d.Choices&Of(LateCompletion, MissedCompletion) != 0 {
-		e.wait = d.drawDelay(LateCompletion, side, e.seq, 3)
+		c := LateCompletion
+		if !d.hasChoice(c) {
+			c = MissedCompletion
+		}
+		e.wait = d.decide(e.point(c), d.drawDelay(LateCompletion, side, e.seq, 3), e.about)
 	}
-	if d.hasChoice(LateFlush) && wc.Status == ib.WCWRFlushErr {
-		e.wait += 1 + d.drawDelay(LateFlush, side, e.seq, 4)
+	if d.hasChoice(LateFlush) && status == ib.WCWRFlushErr {
+		e.wait += d.decide(e.point(LateFlush), 1+d.drawDelay(LateFlush, side, e.seq, 4), e.about)
 	}
-	if d.hasChoice(SplitAtomic) && e.send && wc.Status == ib.WCSuccess &&
-		(wc.Opcode == ib.WCFetchAdd || wc.Opcode == ib.WCCompSwap) && !d.isSpared(SplitAtomic, side, e.seq) {
-		e.wait += 1 + d.drawRandom(SplitAtomic, side, e.seq, 3)
+	if d.hasChoice(SplitAtomic) && e.send && status == ib.WCSuccess && (op == ib.WCFetchAdd || op == ib.WCCompSwap) {
+		wait := 0
+		if !d.isSpared(SplitAtomic, side, e.seq) {
+			wait = 1 + d.drawRandom(SplitAtomic, side, e.seq, 3)
+		}
+		e.wait += d.decide(e.point(SplitAtomic), wait, e.about)
 	}
-	return e
+	e.wait += e.failureDelay(d)
 }
 
 //verbena:held mu
@@ -307,6 +326,15 @@ func (c *cq) nextPolledIndex() int {
 			}
 			break // preserves the order of the inner queue
 		}
+		if c.d.Decisions != nil {
+			switch {
+			case i > 0 && c.d.taken(e.point(CrossOrder)) >= i:
+				return i
+			case i == 0:
+				best = 0
+			}
+			continue
+		}
 		if n := c.d.drawRandom(CrossOrder, e.qp, e.seq, 1<<30); best < 0 || n < rank {
 			best, rank = i, n
 		}
@@ -332,7 +360,7 @@ func (c *cq) takeWindowEntry(i int, wc *ib.WC) {
 			e.r.qp.recordPolledRequest(e.r)
 		}
 	}
-	if c.d.hasChoice(PoisonedFields) {
+	if c.d.hasChoice(PoisonedFields) && c.d.decide(e.point(PoisonedFields), 1, e.about) != 0 {
 		poisonCompletion(wc)
 	}
 }
@@ -383,6 +411,7 @@ func (c *cq) Waiting() int {
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.arms++
 	if c.d.Relay != nil {
 		if missed = len(c.held) > 0 && c.drawMiss(); missed {
 			c.endWindowDelays()
@@ -431,9 +460,33 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 //
 //verbena:held mu
 func (c *cq) drawMiss() bool {
-	c.arms++
-	return c.d.hasChoice(MissedCompletion) && c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
+	if !c.d.hasChoice(MissedCompletion) {
+		return false
+	}
+	miss := c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
+	return c.d.decide(Point{MissedCompletion, ObjectCQ, c.ord, EventArm, c.arms}, boolValue(miss), nil) != 0
 }
+
+// drawPoll decides on the number of completions that a poll returns: pollOne, pollAll, or 0 for no limit. The caller
+// records the decision if the poll returns a completion. A wrapper with a Relay polls until the queue is empty.
+//
+//verbena:held mu
+func (c *cq) drawPoll() int {
+	switch {
+	case c.d.Relay != nil || !c.d.hasChoice(LateCompletion):
+		return 0
+	case c.d.Decisions != nil:
+		return c.d.taken(c.pollPoint())
+	case c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0:
+		return pollAll
+	}
+	return pollOne
+}
+
+// pollPoint returns the point of the present poll.
+//
+//verbena:held mu
+func (c *cq) pollPoint() Point { return Point{LateCompletion, ObjectCQ, c.ord, EventPoll, c.polls} }
 
 // Rearm implements Completions.
 func (c *cq) Rearm() (missed bool, err error) {

@@ -22,6 +22,13 @@ type Config struct {
 	CallFailed func()
 	// Relay is nil, or the settings for a wrapper that passes the completions on to queues of its own.
 	Relay *Relay
+	// Device is the name of the device in decisions, which [DeviceName] has returned.
+	Device string
+	// Record is called for each decision of the device. Record may not sleep, and may not keep its argument. Record may be
+	// nil.
+	Record func(*Decision)
+	// Decisions is nil, or has the decisions that the device takes. Seed and Choices are then not used.
+	Decisions *DecisionSet
 }
 
 // Relay adapts a weak device to a wrapper that posts the requests of a program and passes the completions on. The
@@ -32,8 +39,8 @@ type Relay struct{ Group *Group }
 
 // User is implemented by an ib.UserContext whose program may ask for a weak device.
 type User interface {
-	// WeakConfig returns the settings, or nil if the program did not ask. Only Seed and Choices are used. WeakConfig may
-	// not sleep.
+	// WeakConfig returns the settings, or nil if the program did not ask. Fail, CallFailed and Relay are not used.
+	// WeakConfig may not sleep.
 	WeakConfig() *Config
 }
 
@@ -49,6 +56,9 @@ type Completions interface {
 type Sends interface {
 	// EndDelays posts the delayed requests. EndDelays may not sleep.
 	EndDelays()
+	// SetNextID sets the ID that the program has given to the request that is posted next to the send queue, or to the
+	// receive queue, for Decision.About. The caller serialises the posts of a queue.
+	SetNextID(send bool, id uint64)
 }
 
 // Group holds weak devices on one inner driver. Their queue pairs can be connected to one another. The zero Group is
@@ -117,8 +127,9 @@ type driver struct {
 	ib.Driver
 	Config
 
-	ordinal    uint32      // number of weak devices created before
-	registered atomic.Bool // the device has had a region
+	ordinal    uint32        // number of weak devices created before; 0 with a Relay, whose devices have a Seed each
+	forced     map[Point]int // this device's part of Decisions
+	registered atomic.Bool   // the device has had a region
 
 	// mu protects the tables. No function of the inner driver is called with mu held.
 	mu     sync.Mutex
@@ -150,16 +161,23 @@ var devices atomic.Uint32
 
 // New returns a driver that wraps d. The device must not have been registered.
 func New(d ib.Driver, c Config) ib.Driver {
-	if c.Choices == 0 {
-		c.Choices = All
+	if c.Relay == nil || c.Decisions == nil { // the wrapper has called Enabled
+		c.Choices = c.Enabled()
 	}
 	w := &driver{
-		Driver: d, Config: c, ordinal: devices.Add(1) - 1,
+		Driver: d, Config: c,
 		reqs: map[uint64]*weakRequest{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
 		repeating: map[*qp]struct{}{},
 		cqs:       map[*cq]struct{}{},
 		mrs:       map[uint32]*mr{}, holds: map[requestKind]bool{},
 	}
+	if c.Relay == nil {
+		w.ordinal = devices.Add(1) - 1
+	}
+	if c.Decisions != nil {
+		w.forced = c.Decisions.devices[c.Device]
+	}
+	w.recordDeviceWide()
 	if r, ok := ib.As[ib.NumberReuser](d); ok && c.Choices.Has(EarlyNumbers) {
 		r.ReuseNumbers()
 	}
@@ -187,7 +205,8 @@ func (d *driver) delayCall() {
 	d.slept++
 	n := d.slept
 	d.mu.Unlock()
-	if d.drawRandom(SlowMethods, 0, n, 8) == 0 {
+	slow := d.drawRandom(SlowMethods, 0, n, 8) == 0
+	if d.decide(Point{Choice: SlowMethods, Event: EventCall, Seq: n}, boolValue(slow), nil) != 0 {
 		time.Sleep(10 * stepPeriod)
 	}
 }
@@ -228,15 +247,17 @@ func (d *driver) EnterError() {
 
 // weakRequest is a work request. The inner driver receives num as its ID.
 type weakRequest struct {
-	id       uint64 // the consumer's ID
-	num      uint64 // the ID in the inner driver
-	qp       *qp    // nil for a receive of a shared receive queue
-	srq      *srq   // the shared receive queue, or nil
-	send     bool
-	signaled bool
-	seq      uint64 // number of the request in its queue
-	targets  []fillTarget
-	landed   atomic.Bool
+	id uint64 // the consumer's ID
+	// programID is the program's ID with a Relay, and id otherwise.
+	programID uint64
+	num       uint64 // the ID in the inner driver
+	qp        *qp    // nil for a receive of a shared receive queue
+	srq       *srq   // the shared receive queue, or nil
+	send      bool
+	signaled  bool
+	seq       uint64 // number of the request in its queue
+	targets   []fillTarget
+	landed    atomic.Bool
 	// unsignaled, but signaled in the inner driver; the consumer sees the completion only if the request fails
 	hidden  bool
 	arrived bool // a hidden request has completed in the inner driver; under cq.mu
@@ -244,14 +265,17 @@ type weakRequest struct {
 	// half is the number in the inner driver of the part of a WRITE that is posted first, or 0.
 	half              uint64
 	cut               uint64 // length of the first part until one part is posted; 0: the parts are not separate
+	split             int    // the decision on the parts, or 0
 	halfDone, halfBad bool   // whether that part has succeeded or failed; under cq.mu
 
 	sourceHold, completionHold, readHold *longHold
 
-	repeat     repeatState  // used for a READ; under cq.mu
-	repeatWait int          // remaining steps in which the READ may be executed again; under cq.mu
-	original   *weakRequest // the READ that this request executes again, or nil
-	second     *weakRequest // the request that executes this READ again, if it was posted; under cq.mu
+	repeat     repeatState // used for a READ; under cq.mu
+	repeatWait int         // remaining steps in which the READ may be executed again; under cq.mu
+	// repeatDelay is the number of steps before the READ is executed again; 0 with a readHold
+	repeatDelay int
+	original    *weakRequest // the READ that this request executes again, or nil
+	second      *weakRequest // the request that executes this READ again, if it was posted; under cq.mu
 
 	fails ib.WCStatus // status with which the device makes the request fail, or WCSuccess
 	wr    ib.SendWR   // the work request of a delayed send

@@ -1,6 +1,7 @@
 package weak
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -26,7 +27,8 @@ func (q *qp) beginDraining() {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	q.drained = time.Time{}
-	if !delayed {
+	q.drains++
+	if !delayed && q.d.hasChoice(LateEvent) && q.d.decide(q.point(LateEvent, EventDrain, q.drains), 1, q.about) != 0 {
 		q.drained = time.Now().Add(minEventSteps * stepPeriod)
 	}
 }
@@ -55,6 +57,9 @@ func (q *qp) delayEvent(e ib.EventType) {
 	default:
 		steps = 0 // may come before the completions
 	}
+	steps = q.d.decide(q.point(LateEvent, EventAsync, q.raised), steps, func() string {
+		return fmt.Sprintf("%s, %v", q.about(), e)
+	})
 	q.events = append(q.events, delayedEvent{e, steps})
 	q.d.scheduleEvents(q)
 }

@@ -40,9 +40,11 @@ func (d *driver) failCall(what string) error {
 	}
 	d.mu.Lock()
 	d.calls++
-	fails := d.calls == 1+uint64(d.drawRandom(FailedCall, uint64(d.ordinal), 0, failedCalls))
+	n := d.calls
 	d.mu.Unlock()
-	if !fails {
+	fails := n == 1+uint64(d.drawRandom(FailedCall, uint64(d.ordinal), 0, failedCalls))
+	about := func() string { return what }
+	if d.decide(Point{Choice: FailedCall, Event: EventCall, Seq: n}, boolValue(fails), about) == 0 {
 		return nil
 	}
 	if d.CallFailed != nil {
@@ -58,9 +60,10 @@ func (d *driver) failPost() error {
 	}
 	first := d.faultNumber(FailedPost)
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.refused++
-	if d.refused != first {
+	n := d.refused
+	d.mu.Unlock()
+	if d.decide(Point{Choice: FailedPost, Event: EventPost, Seq: n}, boolValue(n == first), nil) == 0 {
 		return nil
 	}
 	return fmt.Errorf("post: no resources: %w", syscall.ENOMEM)
@@ -73,9 +76,10 @@ func (d *driver) countPost() {
 	}
 	d.mu.Lock()
 	d.posts++
-	now := d.posts == d.faultNumber(FailedDevice)
+	n := d.posts
 	d.mu.Unlock()
-	if now {
+	now := n == d.faultNumber(FailedDevice)
+	if d.decide(Point{Choice: FailedDevice, Event: EventPost, Seq: n}, boolValue(now), nil) != 0 {
 		go d.Fail()
 	}
 }
@@ -147,15 +151,17 @@ func (q *qp) drawStatus(r *weakRequest) ib.WCStatus {
 	d.sent++
 	n := d.sent
 	d.mu.Unlock()
-	if n != first && n != first*minFaultGaps+uint64(d.drawRandom(FailedRequest, uint64(d.ordinal), 2, 1<<faultScales)) {
-		return ib.WCSuccess
-	}
-	status := ib.WCLocQPOpErr
-	if q.init.Type == ib.QPTypeRC {
+	second := first*minFaultGaps + uint64(d.drawRandom(FailedRequest, uint64(d.ordinal), 2, 1<<faultScales))
+	status := ib.WCSuccess
+	switch {
+	case n != first && n != second:
+	case q.init.Type == ib.QPTypeRC:
 		status = []ib.WCStatus{ib.WCRetryExcErr, ib.WCRemOpErr, ib.WCRNRRetryExcErr,
 			ib.WCGeneralErr}[d.drawRandom(FailedRequest, q.ord, n, 4)]
+	default:
+		status = ib.WCLocQPOpErr
 	}
-	return status
+	return ib.WCStatus(d.decide(q.point(FailedRequest, EventSend, r.seq), int(status), r.about))
 }
 
 // failureDelay returns the additional delay of a completion on a device that fails.
@@ -167,7 +173,11 @@ func (e *windowEntry) failureDelay(d *driver) int {
 	if e.r.qp.DriverQP.State() == ib.QPSQE {
 		n = max(n, sqeDelay)
 	}
-	return n
+	p := e.point(FailedRequest)
+	if p.Event == EventSend {
+		p.Event = EventFlush
+	}
+	return d.decide(p, n, e.about)
 }
 
 // recordConnection records the attributes that the two sides of a connection must agree on.

@@ -44,12 +44,16 @@ func (q *qp) planHold(c Choice, p *holdPlan, r *weakRequest) *longHold {
 	if p.next == 0 {
 		p.next = 1 + uint64(q.d.drawRandom(c, q.ord, drawn, firstHeld))
 	}
-	if r.seq < p.next || p.last.isActive() {
+	posts := 0
+	if r.seq >= p.next && !p.last.isActive() {
+		p.next = r.seq + holdPeriod + uint64(q.d.drawRandom(c, q.ord, drawn+r.seq, holdPeriod))
+		posts = 1 + q.d.drawRandom(c, q.ord, 2*drawn+r.seq, maxPosts)
+	}
+	if posts = q.d.decide(q.point(c, EventHold, r.seq), posts, r.about); posts == 0 {
 		return nil
 	}
-	p.next = r.seq + holdPeriod + uint64(q.d.drawRandom(c, q.ord, drawn+r.seq, holdPeriod))
 	p.last = &longHold{qp: q}
-	p.last.posts.Store(1 + int32(q.d.drawRandom(c, q.ord, 2*drawn+r.seq, maxPosts)))
+	p.last.posts.Store(int32(posts))
 	return p.last
 }
 

@@ -24,6 +24,9 @@ type qp struct {
 
 	sqePosts atomic.Int32 // number of posts in SQE
 
+	// the IDs that a program has given to the next requests (Sends)
+	nextSendID, nextRecvID atomic.Uint64
+
 	rights atomic.Bool // the peer has had access rights since RESET
 
 	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
@@ -42,6 +45,7 @@ type qp struct {
 	eventMu sync.Mutex
 	events  []delayedEvent // delayed events
 	raised  uint64         // number of events
+	drains  uint64         // number of calls of beginDraining
 	drained time.Time      // the earliest end of the drain; zero: the drain has no delay
 
 	// The next fields are protected by driver.mu.
@@ -183,9 +187,9 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 	k := requestKind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
 	wait := 0
 	if q.d.hasChoice(LateSource) {
-		wait = q.d.drawDelay(LateSource, q.ord, r.seq, 4)
+		wait = q.d.decide(q.point(LateSource, EventSend, r.seq), q.d.drawDelay(LateSource, q.ord, r.seq, 4), r.about)
 	}
-	cut := q.splitLength(wr, r.seq)
+	cut := q.splitLength(r)
 	r.sourceHold = q.planHold(LateSource, &q.sourceHolds, r)
 	if !full && (wait > 0 || cut > 0 || r.sourceHold != nil || len(q.held) > 0) && q.canDelay(wr, k) && q.copyAH(r) {
 		r.cut = cut
@@ -235,13 +239,30 @@ func (q *qp) removeFromDelayedQPs() {
 	delete(q.d.later, q)
 }
 
+// SetNextID implements Sends.
+func (q *qp) SetNextID(send bool, id uint64) {
+	if send {
+		q.nextSendID.Store(id)
+	} else {
+		q.nextRecvID.Store(id)
+	}
+}
+
+// programIDOf returns the program's ID of a request that is posted with an ID.
+func (q *qp) programIDOf(id uint64, next *atomic.Uint64) uint64 {
+	if q.d.Relay == nil {
+		return id
+	}
+	return next.Load()
+}
+
 // newRequest returns a new request for a send.
 //
 //verbena:held mu
 func (q *qp) newRequest(wr *ib.SendWR) *weakRequest {
 	q.sends++
 	r := &weakRequest{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends,
-		wr: *wr}
+		wr: *wr, programID: q.programIDOf(wr.ID, &q.nextSendID)}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
 	late := stores && q.sendCQ != nil && q.d.hasChoice(LateRead)
 	r.wr.SGList, r.targets = q.d.translateElements(wr.SGList, q.pd, late, q.peerMayAccess())
@@ -480,19 +501,25 @@ const edgePartLen = 16
 // splitLength returns the length of the first part of a WRITE whose parts are written one after the other, or 0. A
 // refused WRITE changes no memory, so the target must be in a region of the same device. The low bits of the drawn
 // number decide whether the WRITE is cut, which part is first, the delay, and the place.
-func (q *qp) splitLength(wr *ib.SendWR, seq uint64) uint64 {
+func (q *qp) splitLength(r *weakRequest) uint64 {
+	wr := &r.wr
 	n := uint64(len(wr.Inline))
 	for _, s := range wr.SGList {
 		n += uint64(s.Length)
 	}
-	if !q.d.hasChoice(WriteOrder) || q.d.isSpared(WriteOrder, q.ord, seq) ||
-		wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll ||
-		n < 32 ||
-		q.d.drawRandom(WriteOrder, q.ord, seq, 64)%2 == 0 || !q.d.isRemotelyWritable(wr.RKey, wr.RemoteAddr, n) {
+	if !q.d.hasChoice(WriteOrder) || wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll ||
+		n < 32 || !q.d.isRemotelyWritable(wr.RKey, wr.RemoteAddr, n) {
+		return 0
+	}
+	drawn := q.d.drawRandom(WriteOrder, q.ord, r.seq, 64)
+	if q.d.isSpared(WriteOrder, q.ord, r.seq) || drawn%2 == 0 {
+		drawn = 0
+	}
+	if r.split = q.d.decide(q.point(WriteOrder, EventSend, r.seq), drawn, r.about); r.split == 0 {
 		return 0
 	}
 	at := n / 2
-	switch q.d.drawRandom(WriteOrder, q.ord, seq, 64) / 16 {
+	switch r.split / 16 {
 	case 2:
 		at = edgePartLen
 	case 3:
@@ -508,7 +535,7 @@ func (q *qp) postSplitWrite(r *weakRequest) {
 	head, tail, cut := r.wr, r.wr, r.cut
 	r.cut = 0
 	tail.RemoteAddr += cut
-	drawn := q.d.drawRandom(WriteOrder, q.ord, r.seq, 16) / 2 // cut has used the last bit
+	drawn := r.split % 16 / 2 // cut has used the last bit
 	r.wait = 1 + drawn/2
 	if r.wr.Inline != nil {
 		head.Inline, tail.Inline = r.wr.Inline[:cut], r.wr.Inline[cut:]
@@ -627,9 +654,10 @@ func (q *qp) completeRejectedSend(r *weakRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.fillWindow(1 << 30)
-	c.held = append(c.held, q.d.translateCompletion(ib.WC{ID: r.num, Status: status, Opcode: wcOpcodeOf(r.wr.Opcode),
-		QPNum: q.obj.Num(),
-		QP:    q.obj.QP()}))
+	e := q.d.translateCompletion(ib.WC{ID: r.num, Status: status, Opcode: wcOpcodeOf(r.wr.Opcode), QPNum: q.obj.Num(),
+		QP: q.obj.QP()})
+	q.d.planCompletion(&e)
+	c.held = append(c.held, e)
 	c.rep.Store(true)
 	q.d.scheduleDelayStep()
 }
@@ -710,7 +738,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		}
 		q.recvs++
 		q.d.countPost()
-		r := &weakRequest{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
+		r := &weakRequest{id: wr.ID, qp: q, signaled: true, seq: q.recvs, programID: q.programIDOf(wr.ID, &q.nextRecvID)}
 		wr.SGList, r.targets = q.d.translateElements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsReceivesLate(),
 			q.peerMayAccess())
 		if q.d.hasChoice(PoisonedTarget) {

@@ -67,7 +67,14 @@ func (q *qp) planRepeats(r *weakRequest) {
 	case r.wr.Opcode != ib.WRRDMARead || !r.signaled || c.moderated || c.notify == ib.NotifySolicited:
 	default:
 		r.readHold = q.planHold(ReadOrder, &q.readHolds, r)
-		if r.readHold != nil || !q.d.isSpared(ReadOrder, q.ord, r.seq) && q.d.drawRandom(ReadOrder, q.ord, r.seq, 2) == 0 {
+		drawn := 0
+		if n := q.d.drawRandom(ReadOrder, q.ord, r.seq, 16); n%2 == 0 && !q.d.isSpared(ReadOrder, q.ord, r.seq) {
+			drawn = 1 + n/2
+		}
+		if r.readHold == nil {
+			r.repeatDelay = q.d.decide(q.point(ReadOrder, EventSend, r.seq), drawn, r.about)
+		}
+		if r.readHold != nil || r.repeatDelay > 0 {
 			r.repeat = repeatPossible
 			q.repeats = append(q.repeats, r)
 		}
@@ -140,11 +147,7 @@ func (q *qp) nextRepeat() *weakRequest {
 			x.repeat = repeatNone
 			continue
 		}
-		delay := 1 + q.d.drawRandom(ReadOrder, q.ord, x.seq, 16)/2 // the last bit has selected the READ
-		if x.readHold != nil {
-			delay = 0
-		}
-		if maxRepeatSteps-x.repeatWait <= delay || len(q.held) > 0 || !succeeded(x.seq) || !succeeded(q.sends) {
+		if maxRepeatSteps-x.repeatWait <= x.repeatDelay || len(q.held) > 0 || !succeeded(x.seq) || !succeeded(q.sends) {
 			continue
 		}
 		again := &weakRequest{qp: q, send: true, original: x, wr: x.wr}
