@@ -3,6 +3,7 @@ package supervisor
 import (
 	"bytes"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"slices"
 	"strconv"
@@ -178,16 +179,42 @@ func (o *opener) MemoryEnded() (ended, executed bool) {
 // SessionName returns the name of the session, as in Session.Name.
 func (o *opener) SessionName() string { return o.session.name }
 
-// WeakConfig implements weak.User. Each device file of the session gets another seed, in the order in which the files
-// are opened.
+// WeakConfig implements weak.User. The name of a device has the name of the process, and the number of the device among
+// those of the processes with this name. Each device has another seed, which depends on its name.
 func (o *opener) WeakConfig() *weak.Config {
 	c := o.session.info.Weak
 	if c == nil {
 		return nil
 	}
 	own := *c
-	own.Seed += (o.session.weakDevices.Add(1) - 1) << 32
+	own.Device = o.session.weakDevices.next(o.id.name)
+	h := fnv.New64a()
+	h.Write([]byte(own.Device))
+	own.Seed += h.Sum64() << 32
 	return &own
+}
+
+// deviceNames assigns names to the weak devices of a session.
+type deviceNames struct {
+	mu    sync.Mutex
+	opens map[string]int // by the name of the process
+}
+
+// maxDeviceNames limits the number of names that are counted. A process can change its name.
+const maxDeviceNames = 256
+
+// next returns the name of the next device of a process with a name.
+func (n *deviceNames) next(process string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.opens == nil {
+		n.opens = map[string]int{}
+	}
+	if n.opens[process] == 0 && len(n.opens) >= maxDeviceNames {
+		process = "other"
+	}
+	n.opens[process]++
+	return weak.DeviceName(fmt.Sprintf("%s/%d", process, n.opens[process]))
 }
 
 // CheckConfig implements uverbs.Checked.

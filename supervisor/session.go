@@ -90,7 +90,7 @@ type Session struct {
 	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices about faults of the library
 	hints  sessionHints
 
-	weakDevices atomic.Uint64 // number of calls of WeakConfig
+	weakDevices deviceNames
 }
 
 // Attach attaches a program by the listener from Launch.Handover, which another process may have sent. On success,

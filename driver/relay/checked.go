@@ -45,9 +45,7 @@ func configure(c ib.UserContext) (*weak.Config, *check.Program) {
 		if config = w.WeakConfig(); config != nil {
 			own := *config
 			config = &own
-			if config.Choices == 0 {
-				config.Choices = weak.All
-			}
+			config.Choices = config.Enabled()
 		}
 	}
 	user, ok := c.(check.User)

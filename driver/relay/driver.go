@@ -173,7 +173,7 @@ func awaitHolder(l *sync.Mutex) {
 func (p *program) postAll() {
 	for _, q := range p.listQPs() {
 		q.advance(nil)
-		if s, ok := ib.As[weak.Sends](q.DriverQP); ok {
+		if s := q.weakSends; s != nil {
 			s.EndDelays()
 		}
 	}

@@ -29,6 +29,7 @@ type qp struct {
 	cap            ib.QPCap
 	listed         int       // index in the program's directory
 	bell           ib.UserQP // executes queued requests; nil: they are executed when they are posted
+	weakSends      weak.Sends
 	made           atomic.Bool
 	lost           atomic.Bool // the program has removed the memory of its queues
 
@@ -100,6 +101,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 		q.freeQueues()
 		return nil, err
 	}
+	q.weakSends, _ = ib.As[weak.Sends](q.DriverQP)
 	if q.cap = granted; p.choices.Has(weak.ExactRoom) {
 		q.cap = *asked
 	}
@@ -344,6 +346,7 @@ func (q *qp) postTranslated(w *queue.Send, wr *ib.SendWR, status ib.WCStatus) er
 	}
 	if status == ib.WCSuccess {
 		wr.ID = q.sendID(q.out.add(request{id: w.ID, slot: true}))
+		q.setNextID(true, w.ID)
 		_, err := q.DriverQP.PostSend([]ib.SendWR{*wr})
 		if err == nil {
 			return nil
@@ -370,11 +373,19 @@ func (q *qp) postFailing(w *queue.Send, status ib.WCStatus) error {
 		defer free()
 	}
 	wr.ID = q.sendID(q.out.add(request{id: w.ID, status: status, slot: true}))
+	q.setNextID(true, w.ID)
 	_, err := q.DriverQP.PostSend([]ib.SendWR{wr})
 	if err != nil {
 		q.out.removeLast()
 	}
 	return err
+}
+
+// setNextID sets the program's ID of the next request, for the decisions of the weak device.
+func (q *qp) setNextID(send bool, id uint64) {
+	if q.weakSends != nil {
+		q.weakSends.SetNextID(send, id)
+	}
 }
 
 func (q *qp) sendID(number uint32) uint64 { return uint64(q.number)<<32 | uint64(number) }
@@ -511,6 +522,7 @@ func (q *qp) refill() {
 		r := request{id: q.recv.ID, slot: true}
 		list := receiveElements(&q.recv, q.cap.MaxRecvSGE, &r)
 		wr := ib.RecvWR{ID: q.recvID(q.in.add(r)), SGList: list}
+		q.setNextID(false, r.id)
 		posted := func(int) {}
 		if q.checked != nil && r.status == ib.WCSuccess {
 			posted = q.checked.Receiving(&wr, r.id)
@@ -584,6 +596,7 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 	for ; n < len(wrs) && err == nil; n++ {
 		wr := wrs[n]
 		wr.ID = q.sendID(q.out.add(request{id: wrs[n].ID}))
+		q.setNextID(true, wrs[n].ID)
 		if _, err = q.DriverQP.PostSend([]ib.SendWR{wr}); err != nil {
 			q.out.removeLast()
 			break
@@ -606,6 +619,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	defer q.recvMu.Unlock()
 	for ; n < len(wrs); n++ {
 		wr := ib.RecvWR{ID: q.recvID(q.in.add(request{id: wrs[n].ID})), SGList: wrs[n].SGList}
+		q.setNextID(false, wrs[n].ID)
 		if _, err := q.DriverQP.PostRecv([]ib.RecvWR{wr}); err != nil {
 			q.in.removeLast()
 			return n, err

@@ -6,6 +6,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -184,43 +187,103 @@ const longest = 10 * time.Second
 func TestProgramsExchangeMessages(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			w := newWorld(t, &weak.Config{Seed: seed})
-			for round := range uint64(30) {
-				for i := range 64 {
-					w.buf[i] = byte(round) + byte(i)
-				}
-				w.recv(1, 100+round, w.sge(1024, 64))
-				requests := []queue.Send{
-					{Opcode: uapi.WRRDMAWrite, RemoteAddr: w.mr.Addr() + 2048, RKey: w.mr.RKey(), SGEs: []ib.SGE{w.sge(0, 64)}},
-					{Opcode: uapi.WRSend, SGEs: []ib.SGE{w.sge(0, 64)}},
-					{Opcode: uapi.WRRDMARead, RemoteAddr: w.mr.Addr(), RKey: w.mr.RKey(), SGEs: []ib.SGE{w.sge(3072, 64)}},
-				}
-				for i, r := range requests {
-					r.ID, r.Flags, r.NumSGE, r.Length = uint64(i), uapi.SendSignaled, 1, 64
-					w.send(0, r)
-				}
-				next := uint64(0)
-				for _, wc := range w.poll(len(requests)+1, longest) {
-					want := next
-					if wc.Opcode == uapi.WCRecv {
-						want = 100 + round
-					} else {
-						next++
-					}
-					if wc.WRID != want || wc.Status != uapi.WCSuccess {
-						t.Fatalf("round %d: completion: got %+v, want ID %d", round, wc, want)
-					}
-				}
-				if next != 3 {
-					t.Fatalf("round %d: got %d completions of sends, want 3", round, next)
-				}
-				for _, at := range []int{1024, 2048, 3072} {
-					if !bytes.Equal(w.buf[at:at+64], w.buf[:64]) {
-						t.Fatalf("round %d: the data at %d differ", round, at)
-					}
-				}
-			}
+			newWorld(t, &weak.Config{Seed: seed}).exchange(t, 30)
 		})
+	}
+}
+
+// exchange does rounds of a WRITE, a SEND and a READ, and checks the completions and the data.
+func (w *world) exchange(t *testing.T, rounds uint64) {
+	t.Helper()
+	for round := range rounds {
+		for i := range 64 {
+			w.buf[i] = byte(round) + byte(i)
+		}
+		w.recv(1, 100+round, w.sge(1024, 64))
+		requests := []queue.Send{
+			{Opcode: uapi.WRRDMAWrite, RemoteAddr: w.mr.Addr() + 2048, RKey: w.mr.RKey(), SGEs: []ib.SGE{w.sge(0, 64)}},
+			{Opcode: uapi.WRSend, SGEs: []ib.SGE{w.sge(0, 64)}},
+			{Opcode: uapi.WRRDMARead, RemoteAddr: w.mr.Addr(), RKey: w.mr.RKey(), SGEs: []ib.SGE{w.sge(3072, 64)}},
+		}
+		for i, r := range requests {
+			r.ID, r.Flags, r.NumSGE, r.Length = uint64(i), uapi.SendSignaled, 1, 64
+			w.send(0, r)
+		}
+		next := uint64(0)
+		for _, wc := range w.poll(len(requests)+1, longest) {
+			want := next
+			if wc.Opcode == uapi.WCRecv {
+				want = 100 + round
+			} else {
+				next++
+			}
+			if wc.WRID != want || wc.Status != uapi.WCSuccess {
+				t.Fatalf("round %d: completion: got %+v, want ID %d", round, wc, want)
+			}
+		}
+		if next != 3 {
+			t.Fatalf("round %d: got %d completions of sends, want 3", round, next)
+		}
+		for _, at := range []int{1024, 2048, 3072} {
+			if !bytes.Equal(w.buf[at:at+64], w.buf[:64]) {
+				t.Fatalf("round %d: the data at %d differ", round, at)
+			}
+		}
+	}
+}
+
+// TestReplayTakesTheRecordedDecisions records the decisions about a program, and replays them with and without one of
+// them. The texts for readers must have the program's IDs of the requests.
+func TestReplayTakesTheRecordedDecisions(t *testing.T) {
+	run := func(t *testing.T, c weak.Config) (decisions []weak.Decision, lines []string) {
+		var mu sync.Mutex
+		c.Device = "test/1"
+		c.Record = func(d *weak.Decision) {
+			mu.Lock()
+			defer mu.Unlock()
+			decisions = append(decisions, *d)
+		}
+		newWorld(t, &c).exchange(t, 30)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, d := range decisions {
+			d.About = ""
+			if line := string(d.AppendText(nil)); d.Choice != weak.CrossOrder { // depends on the speed of the device
+				lines = append(lines, line)
+			}
+		}
+		slices.Sort(lines)
+		return decisions, lines
+	}
+	first, want := run(t, weak.Config{Seed: 5})
+	inner := weak.InProcess
+	for _, d := range first {
+		if inner.Has(d.Choice) {
+			t.Errorf("decision for a program: got %s, want none of package weak's InProcess", d.AppendText(nil))
+		}
+		id := uint64(0)
+		if d.Event == weak.EventSend {
+			id = (d.Seq - 1) % 3
+		} else if id = 99 + d.Seq; d.Event != weak.EventRecv {
+			continue
+		}
+		if suffix := fmt.Sprintf(", wr_id %#x", id); !strings.HasSuffix(d.About, suffix) {
+			t.Errorf("text of decision %s: got %q, want the suffix %q", d.AppendText(nil), d.About, suffix)
+		}
+	}
+	if len(want) < 50 {
+		t.Fatalf("decisions: got %d, want at least 50", len(want))
+	}
+	if _, got := run(t, weak.Config{Decisions: weak.NewDecisionSet(first)}); !slices.Equal(got, want) {
+		t.Errorf("decisions of the replay: got %d, want %d:\n%v\n%v", len(got), len(want), got, want)
+	}
+	i := slices.IndexFunc(first, func(d weak.Decision) bool { return d.Choice == weak.LateSource })
+	dropped := first[i]
+	dropped.About = ""
+	want = slices.DeleteFunc(want, func(line string) bool { return line == string(dropped.AppendText(nil)) })
+	rest := weak.NewDecisionSet(slices.Delete(slices.Clone(first), i, i+1))
+	if _, got := run(t, weak.Config{Decisions: rest}); !slices.Equal(got, want) {
+		t.Errorf("decisions of the replay without one: got %d, want %d:\n%v\n%v", len(got), len(want), got, want)
 	}
 }
 
