@@ -129,7 +129,7 @@ func hasExited(pidfd int) bool {
 // neither affect other users nor show their objects.
 var unprivilegedOps = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
 	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true,
-	ctl.OpExplain: true, ctl.OpRequests: true}
+	ctl.OpExplain: true, ctl.OpRequests: true, ctl.OpDecisions: true}
 
 func (p peer) authorize(op ctl.Op) error {
 	if p.Manager || unprivilegedOps[op] {

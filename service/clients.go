@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"verbena/ib/check"
-	"verbena/ib/weak"
 	"verbena/internal/ctl"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
@@ -78,6 +77,8 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 	}()
 	var trace *requestTrace
 	defer func() { trace.end() }()
+	var decisions *decisionMemory
+	defer func() { decisions.close() }()
 	for {
 		var r ctl.Request
 		fd, err := c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxRequest, Whole: within, Rest: s.restOfMessage})
@@ -89,7 +90,7 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 		}
 		within = 0
 		if r.Op == ctl.OpAttach && r.Protocol == ctl.ProtocolVersion && fd != nil && r.Attach != nil {
-			s.attachProgram(c, who, r.Attach, fd)
+			s.attachProgram(c, who, r.Attach, fd, decisions)
 			return
 		}
 		if r.Op == ctl.OpOpen && r.Protocol == ctl.ProtocolVersion && fd == nil {
@@ -101,6 +102,12 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 		}
 		if r.Op == ctl.OpRequests && r.Protocol == ctl.ProtocolVersion && fd == nil && r.Requests != nil {
 			if trace, err = s.answerTraceRequest(c, who, trace, r.Requests); err != nil {
+				return
+			}
+			continue
+		}
+		if r.Op == ctl.OpDecisions && r.Protocol == ctl.ProtocolVersion && fd == nil {
+			if decisions, err = s.answerDecisionsRequest(c, who, decisions); err != nil {
 				return
 			}
 			continue
@@ -370,7 +377,7 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		return &ctl.Response{Faults: f}, err
 	case ctl.OpFaultClear:
 		return &ctl.Response{}, s.clearFaults(r.Name, r.ID)
-	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture, ctl.OpRequests:
+	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture, ctl.OpRequests, ctl.OpDecisions:
 	default:
 		return nil, r.NewVersionError()
 	}
@@ -378,8 +385,8 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 }
 
 // attachProgram supervises a program until all its processes have ended. The launcher detects the end of the service by
-// the close of the connection. The program continues if its launcher ends.
-func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
+// the close of the connection. The program continues if its launcher ends. decisions may be nil.
+func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File, decisions *decisionMemory) {
 	process, err := who.openPidfd(c.UnixConn)
 	if err != nil {
 		_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
@@ -398,13 +405,11 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	info := who.sessionInfo(a, process, launcher)
 	info.Notice = launcher.printNotice
 	if a.Weak != nil {
-		choices, err := weak.ParseForPrograms(a.Weak.Choices)
-		if err != nil {
+		if info.Weak, err = weakConfig(a.Weak, decisions); err != nil {
 			_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
 			c.Discard(listener)
 			return
 		}
-		info.Weak = &weak.Config{Seed: a.Weak.Seed, Choices: choices}
 	}
 	var theirs *os.File // the launcher's end of the trace
 	var trace *callTrace

@@ -110,6 +110,8 @@ const (
 	OpProfile    Op = "debug pprof"
 	OpCapture    Op = "capture"       // sent with the descriptor of the socket for the file
 	OpRequests   Op = "request trace" // the trace lasts as long as the connection
+	// OpDecisions makes memory for the decisions of weak devices, for an OpAttach of the same connection.
+	OpDecisions Op = "weak decisions"
 )
 
 // Response answers a Request. On success Error is empty and Errno is 0.
@@ -158,6 +160,10 @@ type Sanitize struct {
 type Weak struct {
 	Seed    uint64
 	Choices []string `json:",omitempty"` // names; none: all that suit programs
+	// Record adds the decisions of the devices to the memory of the connection (OpDecisions).
+	Record bool `json:",omitempty"`
+	// Replay makes the devices take the decisions of that memory.
+	Replay bool `json:",omitempty"`
 }
 
 // ReportPrefix begins the lines of a trace that contain a violation found by the sanitizer.
