@@ -33,13 +33,16 @@ type runCmd struct {
 	Explain              bool         `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
 	Weak                 weakFlag     `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure." placeholder:"SEED" complete:"none"`
 	WeakChoices          []string     `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
+	WeakLog              string       `help:"Write the decisions of the weak device to this file, for --replay." placeholder:"FILE" complete:"file"`
+	Replay               string       `help:"Make a device that takes exactly the decisions in this file." placeholder:"FILE" complete:"file"`
 	Sanitize             sanitizeFlag `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
 	SanitizeReport       string       `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
 	SanitizeSuppressions string       `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
 	Program              []string     `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
-	reports *reportPrinter // nil without --sanitize
-	traceTo io.WriteCloser // destination of the trace
+	reports   *reportPrinter // nil without --sanitize
+	decisions *decisionLog   // nil without --weak-log and --replay
+	traceTo   io.WriteCloser // destination of the trace
 	// With --private, the control socket for commands of the program, and its removal. "" and nil if it could not be made.
 	privateSocket string
 	removeSocket  func()
@@ -93,6 +96,9 @@ func (r *runCmd) Run(c *cli) error {
 	if r.reports, err = r.newReportPrinter(); err != nil {
 		return err
 	}
+	if r.decisions, err = r.newDecisionLog(); err != nil {
+		return err
+	}
 	if text := missingProviderMessage("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
 	}
@@ -106,6 +112,7 @@ func (r *runCmd) Run(c *cli) error {
 			return err
 		case i == attempts || !ctl.IsEnding(err):
 			r.reports.abandon()
+			r.decisions.abandon()
 			return err
 		}
 		time.Sleep(startRetryPause)
@@ -125,6 +132,17 @@ func (r *runCmd) startProgram(c *cli, path string, argv []string) (result error)
 		return err
 	}
 	defer client.Close()
+	if err := r.decisions.begin(client.Client); err != nil {
+		return err
+	}
+	defer func() {
+		if err := r.decisions.finish(os.Stderr); err != nil {
+			fmt.Fprintln(os.Stderr, "verbena:", err)
+			if result == exitCodeError(0) {
+				result = exitCodeError(exitFailure)
+			}
+		}
+	}()
 	if r.TraceFile != "" {
 		trace, err := startRequestTrace(client.Client, r.TraceFile)
 		if err != nil {
@@ -255,7 +273,7 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		if err != nil {
 			return err
 		}
-		if r.Weak.on && !attached.Weak {
+		if r.weakRequest() != nil && !attached.Weak {
 			return errors.New("run: the running service is an older build without --weak: end it with `verbena stop`")
 		}
 		if r.Sanitize.on && !attached.Sanitize {

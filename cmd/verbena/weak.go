@@ -41,9 +41,12 @@ func (w *weakFlag) Decode(ctx *kong.DecodeContext) (err error) {
 
 // checkWeak checks the flags of a weak device and prints the seed.
 func (r *runCmd) checkWeak() error {
+	if r.Weak.on && r.Replay != "" {
+		return errors.New("run: --weak and --replay are alternatives: --replay takes the decisions of its file alone")
+	}
 	if !r.Weak.on {
-		if len(r.WeakChoices) > 0 {
-			return errors.New("run: --weak-choices needs --weak")
+		if len(r.WeakChoices) > 0 || r.WeakLog != "" && r.Replay == "" {
+			return errors.New("run: --weak-choices and --weak-log need --weak")
 		}
 		return nil
 	}
@@ -56,8 +59,8 @@ func (r *runCmd) checkWeak() error {
 
 // weakRequest returns the request for a weak device, or nil.
 func (r *runCmd) weakRequest() *ctl.Weak {
-	if !r.Weak.on {
+	if !r.Weak.on && r.Replay == "" {
 		return nil
 	}
-	return &ctl.Weak{Seed: r.Weak.seed, Choices: r.WeakChoices}
+	return &ctl.Weak{Seed: r.Weak.seed, Choices: r.WeakChoices, Record: r.decisions != nil, Replay: r.Replay != ""}
 }
