@@ -49,7 +49,9 @@ type windowEntry struct {
 	send bool
 	seq  uint64 // number of the request in its queue
 	wait int    // remaining steps
-	half bool   // the completion is that of the first posted part of a WRITE
+	// missed is set when a decision about a call of ReqNotify was recorded for the completion
+	missed bool
+	half   bool // the completion is that of the first posted part of a WRITE
 }
 
 // Unwrap gives access to the optional interfaces of the inner queue.
@@ -221,6 +223,12 @@ func (c *cq) fillWindow(most int) error {
 			}
 			e.r.halfBad = true
 		}
+		if e.r != nil {
+			if e.r.done { // both parts of a WRITE have failed
+				continue
+			}
+			e.r.done = true
+		}
 		c.d.planCompletion(&e)
 		c.held = append(c.held, e)
 		if c.d.Relay == nil && c.isBlocked(len(c.held)-1) {
@@ -264,11 +272,7 @@ func (d *driver) planCompletion(e *windowEntry) {
 	}
 	status, op := e.wc.Status, e.wc.Opcode
 	if d.Choices&Of(LateCompletion, MissedCompletion) != 0 {
-		c := LateCompletion
-		if !d.hasChoice(c) {
-			c = MissedCompletion
-		}
-		e.wait = d.decide(e.point(c), d.drawDelay(LateCompletion, side, e.seq, 3), e.about)
+		e.wait = d.decide(e.point(LateCompletion), d.drawDelay(LateCompletion, side, e.seq, 3), e.about)
 	}
 	if d.hasChoice(LateFlush) && status == ib.WCWRFlushErr {
 		e.wait += d.decide(e.point(LateFlush), 1+d.drawDelay(LateFlush, side, e.seq, 4), e.about)
@@ -456,15 +460,27 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return missed, nil
 }
 
-// drawMiss decides whether delayed completions arrive before a call of ReqNotify.
+// drawMiss decides whether delayed completions arrive before a call of ReqNotify. The decision is about the oldest one.
 //
 //verbena:held mu
 func (c *cq) drawMiss() bool {
-	if !c.d.hasChoice(MissedCompletion) {
+	if !c.d.hasChoice(MissedCompletion) || len(c.held) == 0 {
 		return false
 	}
-	miss := c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
-	return c.d.decide(Point{MissedCompletion, ObjectCQ, c.ord, EventArm, c.arms}, boolValue(miss), nil) != 0
+	i := 0
+	if c.d.Decisions != nil {
+		i = slices.IndexFunc(c.held, func(e windowEntry) bool { return c.d.taken(e.point(MissedCompletion)) != 0 })
+	} else if c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) != 0 {
+		i = -1
+	}
+	if i < 0 {
+		return false
+	}
+	if e := &c.held[i]; !e.missed {
+		e.missed = true
+		c.d.record(e.point(MissedCompletion), 1, e.about)
+	}
+	return true
 }
 
 // drawPoll decides on the number of completions that a poll returns: pollOne, pollAll, or 0 for no limit. The caller

@@ -11,8 +11,8 @@ import (
 )
 
 // A weak device decides at points: a request begins, a completion arrives, a queue is armed. The kind decision has the
-// value 0: the device acts like an ordinary one. Every other decision is recorded in a Log. A replay takes the decisions
-// of a log, and is kind at all other points.
+// value 0: the device acts like an ordinary one. A Log records the other decisions. A replay takes the decisions of a
+// log, and is kind at all other points.
 
 // Object is a kind of object for which a weak device decides.
 type Object uint8
@@ -37,7 +37,6 @@ const (
 	EventFlush               // a request of the queue pair that is flushed
 	EventAsync               // an asynchronous event
 	EventDrain               // a drain of the send queue
-	EventArm                 // a call of ReqNotify
 	EventPoll                // a call of Poll
 	EventAtomic              // an atomic operation on the region
 	EventCall                // a call that creates, changes, queries or destroys an object
@@ -46,7 +45,7 @@ const (
 
 var (
 	objectNames = [...]string{"", "qp", "cq", "mr"}
-	eventNames  = [...]string{"", "send", "recv", "hold", "flush", "event", "drain", "arm", "poll", "atomic", "call",
+	eventNames  = [...]string{"", "send", "recv", "hold", "flush", "event", "drain", "poll", "atomic", "call",
 		"post"}
 )
 
@@ -80,30 +79,33 @@ type PointKind struct {
 	Effect string
 }
 
+// maxSteps is the maximum delay in steps that a log may have. A device draws shorter delays. With a Relay, maxSteps
+// takes about 10 ms.
+const maxSteps = 512
+
 // maxOvertaken limits the number of completions that another one overtakes.
 const maxOvertaken = 1 << 16
 
 // Points is the table of all points. A choice without a point in the table applies to the whole device.
 var Points = []PointKind{
-	{LateCompletion, ObjectQP, EventSend, 2, "its completion was delivered %d steps late"},
-	{LateCompletion, ObjectQP, EventRecv, 2, "its completion was delivered %d steps late"},
+	{LateCompletion, ObjectQP, EventSend, maxSteps, "its completion was delivered %d steps late"},
+	{LateCompletion, ObjectQP, EventRecv, maxSteps, "its completion was delivered %d steps late"},
 	{LateCompletion, ObjectQP, EventHold, maxPosts, "its completion was held until %d further requests were posted"},
 	{LateCompletion, ObjectCQ, EventPoll, pollAll, "the poll returned one completion (1), or all of them (2): %d"},
-	{MissedCompletion, ObjectQP, EventSend, 2, "its completion was delivered %d steps late"},
-	{MissedCompletion, ObjectQP, EventRecv, 2, "its completion was delivered %d steps late"},
-	{MissedCompletion, ObjectCQ, EventArm, 1, "the late completions arrived just before the call, and caused no event"},
+	{MissedCompletion, ObjectQP, EventSend, 1, "its completion arrived just before its queue was armed, and caused no event"},
+	{MissedCompletion, ObjectQP, EventRecv, 1, "its completion arrived just before its queue was armed, and caused no event"},
 	{CrossOrder, ObjectQP, EventSend, maxOvertaken, "its completion was delivered before %d of other queues"},
 	{CrossOrder, ObjectQP, EventRecv, maxOvertaken, "its completion was delivered before %d of other queues"},
-	{LateFlush, ObjectQP, EventSend, 4, "its flush was reported %d steps late"},
-	{LateFlush, ObjectQP, EventRecv, 4, "its flush was reported %d steps late"},
+	{LateFlush, ObjectQP, EventSend, maxSteps, "its flush was reported %d steps late"},
+	{LateFlush, ObjectQP, EventRecv, maxSteps, "its flush was reported %d steps late"},
 	{PoisonedFields, ObjectQP, EventSend, 1, "the undefined fields of its completion had a pattern"},
 	{PoisonedFields, ObjectQP, EventRecv, 1, "the undefined fields of its completion had a pattern"},
 	{LateEvent, ObjectQP, EventAsync, 2 * minEventSteps, "the event was reported %d steps late"},
 	{LateEvent, ObjectQP, EventDrain, 1, "the drain of the send queue took longer"},
-	{LateSource, ObjectQP, EventSend, 3, "the request was executed %d steps after its post"},
+	{LateSource, ObjectQP, EventSend, maxSteps, "the request was executed %d steps after its post, and other queue pairs did not wait"},
 	{LateSource, ObjectQP, EventHold, maxPosts, "the request was executed after %d further posts"},
 	{SlowMethods, WholeDevice, EventCall, 1, "the call took 2 ms longer"},
-	{WriteOrder, ObjectQP, EventSend, 63, "its data were written in two parts, some steps apart"},
+	{WriteOrder, ObjectQP, EventSend, writeOrders*maxSteps - 1, "its data were written in two parts, some steps apart"},
 	{SplitAtomic, ObjectQP, EventSend, 3, "its completion was delivered %d steps late"},
 	{SplitAtomic, ObjectMR, EventAtomic, 3, "its result was stored %d steps after the word was read"},
 	{ReadOrder, ObjectQP, EventSend, 8, "the READ was executed again after a later request, %d steps late"},
@@ -150,13 +152,34 @@ func kindOf(p Point) (PointKind, bool) {
 	return Points[i], true
 }
 
+// Lengthen multiplies the value of a decision about a delay, up to the maximum. It returns false for another decision,
+// and at the maximum.
+func (d *Decision) Lengthen(factor int) bool {
+	k, ok := kindOf(d.Point)
+	switch {
+	case !ok || factor < 2 || d.Value >= k.Max:
+		return false
+	case d.Choice == WriteOrder:
+		d.Value = min(d.Value+factor*writeOrders, k.Max)
+	case k.Max == maxSteps:
+		d.Value = min(d.Value*factor, maxSteps)
+	default:
+		return false
+	}
+	return true
+}
+
 // Effect returns the effect of the decision, in the past tense.
 func (d *Decision) Effect() string {
 	k, ok := kindOf(d.Point)
 	if !ok {
 		return ""
 	}
-	return strings.ReplaceAll(k.Effect, "%d", strconv.Itoa(d.Value))
+	text := k.Effect
+	if d.Value == 1 {
+		text = strings.NewReplacer("%d steps", "1 step", "%d further posts", "1 further post").Replace(text)
+	}
+	return strings.ReplaceAll(text, "%d", strconv.Itoa(d.Value))
 }
 
 // The next constants are the limits of a log, and the words of its text.

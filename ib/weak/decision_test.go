@@ -161,10 +161,10 @@ func TestLogErrors(t *testing.T) {
 		{"verbena decisions 2\n", `line 1: got "verbena decisions 2", want "verbena decisions 1"`},
 		{logTitle + "late-source a/1 qp 3 send 17 2\n", "line 2: want CHOICE DEVICE"},
 		{logTitle + "\nlate-sauce a/1 qp 3 send 17 = 2\n", `line 3: no choice of weak devices has the name "late-sauce"`},
-		{logTitle + "late-source a/1 qp 3 arm 17 = 2\n", "line 2: late-source does not decide at such an object"},
+		{logTitle + "late-source a/1 qp 3 poll 17 = 2\n", "line 2: late-source does not decide at such an object"},
 		{logTitle + "late-source a/1 qp 0 send 17 = 2\n", `line 2: qp: "0" is not the number`},
 		{logTitle + "late-source a/1 send 17 qp 3 = 2\n", `line 2: "qp" is not an object or event, or is in the wrong place`},
-		{logTitle + "late-source a/1 qp 3 send 17 = 4\n", `line 2: the value must be a number from 1 to 3, not "4"`},
+		{logTitle + "late-source a/1 qp 3 send 17 = 513\n", `line 2: the value must be a number from 1 to 512, not "513"`},
 		{logTitle + "late-source a/1 qp 3 send 17 = 0\n", "line 2: the value must be"},
 		{logTitle + "late-source a\x01/1 qp 3 send 17 = 1\n", "line 2: \"a\\x01/1\" is not the name of a device"},
 		{logTitle + "late-source a/1 qp 3 send 17 = 1\nlate-source a/1 qp 3 send 17 = 2\n", "line 3: line 2 has the same"},
@@ -194,7 +194,7 @@ func TestLogErrors(t *testing.T) {
 // FuzzReadLog checks that a log that was read is the same after it was written and read again.
 func FuzzReadLog(f *testing.F) {
 	for _, line := range []string{"late-source a/1 qp 3 send 17 = 2 # QP 18", "exact-room b/2 = 1", "missing 3",
-		"cross-order a/1 qp 1 recv 1 = 3", "missed-completion a/1 cq 1 arm 1 = 1"} {
+		"cross-order a/1 qp 1 recv 1 = 3", "missed-completion a/1 qp 1 send 1 = 1"} {
 		f.Add([]byte(logTitle + "seed 7\n" + line + "\n"))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

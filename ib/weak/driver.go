@@ -267,6 +267,7 @@ type weakRequest struct {
 	cut               uint64 // length of the first part until one part is posted; 0: the parts are not separate
 	split             int    // the decision on the parts, or 0
 	halfDone, halfBad bool   // whether that part has succeeded or failed; under cq.mu
+	done              bool   // the window has had the completion; under cq.mu
 
 	sourceHold, completionHold, readHold *longHold
 

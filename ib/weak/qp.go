@@ -498,9 +498,13 @@ func (q *qp) postFirstDelayedSend() bool {
 // edgePartLen is the length, in bytes, of a part that is much shorter than the other part of its WRITE.
 const edgePartLen = 16
 
+// writeOrders is the number of the values that write-order draws.
+const writeOrders = 64
+
 // splitLength returns the length of the first part of a WRITE whose parts are written one after the other, or 0. A
 // refused WRITE changes no memory, so the target must be in a region of the same device. The low bits of the drawn
-// number decide whether the WRITE is cut, which part is first, the delay, and the place.
+// number decide whether the WRITE is cut, which part is first, the delay, and the place. A log may have a larger value,
+// with writeOrders for each further step of the delay.
 func (q *qp) splitLength(r *weakRequest) uint64 {
 	wr := &r.wr
 	n := uint64(len(wr.Inline))
@@ -511,7 +515,7 @@ func (q *qp) splitLength(r *weakRequest) uint64 {
 		n < 32 || !q.d.isRemotelyWritable(wr.RKey, wr.RemoteAddr, n) {
 		return 0
 	}
-	drawn := q.d.drawRandom(WriteOrder, q.ord, r.seq, 64)
+	drawn := q.d.drawRandom(WriteOrder, q.ord, r.seq, writeOrders)
 	if q.d.isSpared(WriteOrder, q.ord, r.seq) || drawn%2 == 0 {
 		drawn = 0
 	}
@@ -519,7 +523,7 @@ func (q *qp) splitLength(r *weakRequest) uint64 {
 		return 0
 	}
 	at := n / 2
-	switch r.split / 16 {
+	switch r.split % writeOrders / 16 {
 	case 2:
 		at = edgePartLen
 	case 3:
@@ -536,7 +540,7 @@ func (q *qp) postSplitWrite(r *weakRequest) {
 	r.cut = 0
 	tail.RemoteAddr += cut
 	drawn := r.split % 16 / 2 // cut has used the last bit
-	r.wait = 1 + drawn/2
+	r.wait = 1 + drawn/2 + r.split/writeOrders
 	if r.wr.Inline != nil {
 		head.Inline, tail.Inline = r.wr.Inline[:cut], r.wr.Inline[cut:]
 	} else {

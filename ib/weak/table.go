@@ -132,8 +132,10 @@ var Choices = [numChoices]Row{
 		LateSource, "late-source",
 		"reads the memory of SENDs, WRITEs, READs and atomics when their execution begins, some steps after the post, " +
 			"and of some up to 64 requests later",
-		"ibv_post_send(3): a buffer can only be reused safely when the completion has been retrieved",
-		"changes, or frees, the memory of a request before its completion; treats a post as a delivery",
+		"ibv_post_send(3): a buffer can only be reused safely when the completion has been retrieved; IBA o9-20: requests are " +
+			"ordered only within a queue pair",
+		"changes, or frees, the memory of a request before its completion; treats a post as a delivery, or a message of one " +
+			"queue pair as proof of a request on another",
 	},
 	{
 		LateTarget, "late-target",
