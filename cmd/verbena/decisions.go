@@ -16,7 +16,7 @@ import (
 // open files at its end.
 type decisionLog struct {
 	to     *resultFile     // destination of --weak-log, or nil
-	replay []weak.Decision // of --replay
+	replay []weak.Decision // decisions to take
 	given  bool            // --replay was given
 	mem    *ctl.DecisionFile
 }
@@ -135,8 +135,8 @@ func reportReplay(to io.Writer, replay, met []weak.Decision) {
 	unmet := slices.DeleteFunc(slices.Clone(replay), func(d weak.Decision) bool {
 		return slices.ContainsFunc(met, func(m weak.Decision) bool { return m.Device == d.Device && m.Point == d.Point })
 	})
-	fmt.Fprintf(to, "verbena: replay: the program met %d of %d decisions\n", len(replay)-len(unmet), len(replay))
+	fmt.Fprintf(to, replayNotice+" the program met %d of %d decisions\n", len(replay)-len(unmet), len(replay))
 	for i := range unmet[:min(len(unmet), maxUnmet)] {
-		fmt.Fprintf(to, "verbena: replay: not met: %s", unmet[i].AppendText(nil))
+		fmt.Fprintf(to, replayNotice+" not met: %s", unmet[i].AppendText(nil))
 	}
 }

@@ -25,20 +25,23 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private              bool         `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
-	Outlive              bool         `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
-	Capture              string       `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
-	Trace                traceFlag    `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
-	TraceFile            string       `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
-	Explain              bool         `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
-	Weak                 weakFlag     `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure." placeholder:"SEED" complete:"none"`
-	WeakChoices          []string     `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
-	WeakLog              string       `help:"Write the decisions of the weak device to this file, for --replay." placeholder:"FILE" complete:"file"`
-	Replay               string       `help:"Make a device that takes exactly the decisions in this file." placeholder:"FILE" complete:"file"`
-	Sanitize             sanitizeFlag `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
-	SanitizeReport       string       `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
-	SanitizeSuppressions string       `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
-	Program              []string     `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
+	Private              bool          `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
+	Outlive              bool          `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
+	Capture              string        `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
+	Trace                traceFlag     `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	TraceFile            string        `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
+	Explain              bool          `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
+	Weak                 weakFlag      `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure. With search:N, run the program with up to N seeds, and find the smallest set of decisions that makes it fail." placeholder:"SEED|search:N" complete:"none"`
+	WeakChoices          []string      `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
+	WeakLog              string        `help:"Write the decisions of the weak device to this file, for --replay." placeholder:"FILE" complete:"file"`
+	WeakConfirm          int           `help:"With --weak=search, the number of runs in a row in which a set of decisions must fail." default:"2" placeholder:"N" complete:"none"`
+	WeakTimeout          time.Duration `help:"With --weak=search, the time limit of a run; a longer run has failed. The default is 10 times the time without weak mode, at least 10s." placeholder:"TIME" complete:"none"`
+	WeakTotal            time.Duration `help:"With --weak=search, the time limit of the whole search." default:"10m" placeholder:"TIME" complete:"none"`
+	Replay               string        `help:"Make a device that takes exactly the decisions in this file." placeholder:"FILE" complete:"file"`
+	Sanitize             sanitizeFlag  `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
+	SanitizeReport       string        `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
+	SanitizeSuppressions string        `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
+	Program              []string      `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
 	reports   *reportPrinter // nil without --sanitize
 	decisions *decisionLog   // nil without --weak-log and --replay
@@ -73,6 +76,9 @@ func (r *runCmd) Run(c *cli) error {
 	}
 	if !r.Private && len(r.commandLineArgs()) > 0 {
 		return errors.New("run: --link, --wire, --no-probe, --doorbells, --no-loopback and --seed need a private service: add --private, or give the flags to `verbena serve`")
+	}
+	if r.Weak.search > 0 && r.Replay == "" {
+		return r.searchWeak(argv)
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
