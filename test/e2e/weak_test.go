@@ -3,9 +3,16 @@
 package e2e
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"verbena/ib/weak"
 )
 
 // mostWeakSeeds limits the seeds that a test tries until a wrong program fails.
@@ -59,6 +66,73 @@ func TestWeakDeviceRunsStandardPrograms(t *testing.T) {
 				t.Errorf("got %s, want 100 iterations", out)
 			}
 		})
+	}
+	w.awaitNoProgramObjects()
+}
+
+// TestWeakSearchNamesTheChoice searches the decisions that make a wrong program fail. The smallest set has the choice
+// that exposes the mistake, and fails again. The program without the mistake does not fail.
+func TestWeakSearchNamesTheChoice(t *testing.T) {
+	t.Parallel()
+	program := buildWithLibibverbs(t, "weak")
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	exitCode := func(args ...string) (code int, output string) {
+		t.Helper()
+		out, err := w.verbenaCommand(w.contextWithTimeout(200), append([]string{"run"}, args...)...).CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		if exit != nil {
+			code = exit.ExitCode()
+		}
+		return code, string(out)
+	}
+	// Two processes of the program, one after the other: only the second one has the mistake.
+	script := func(form string) []string {
+		return []string{"--", "sh", "-c", "$0 source right && test \"$($0 source $1)\" = ok", program, form}
+	}
+	log := filepath.Join(dir, "decisions")
+	code, out := exitCode(append([]string{"--weak=search:20", "--weak-log=" + log}, script("wrong")...)...)
+	text, err := os.ReadFile(log)
+	if code != 1 || err != nil {
+		t.Fatalf("search: got exit code %d, error %v and the output\n%s\nwant 1 and a log", code, err, out)
+	}
+	l, err := weak.ReadLog(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 3
+	for _, d := range l.Decisions {
+		if d.Choice != weak.LateSource || d.Device != "weak/2" || !strings.HasPrefix(d.About, "QP ") {
+			t.Errorf("decision: got %s, want late-source on device weak/2", d.AppendText(nil))
+		}
+	}
+	if n := len(l.Decisions); n == 0 || n > most {
+		t.Errorf("smallest set: got %d decisions, want 1 to %d", n, most)
+	}
+	for _, want := range []string{"permitted by  ibv_post_send(3)", "--replay=" + log} {
+		if !strings.Contains(out, want) {
+			t.Errorf("output of the search: got\n%s\nwant %q in it", out, want)
+		}
+	}
+	for range 5 {
+		if code, out := exitCode(append([]string{"--replay", log}, script("wrong")...)...); code != 1 {
+			t.Errorf("replay: got exit code %d and the output\n%s\nwant 1", code, out)
+		}
+	}
+	if code, out := exitCode(append([]string{"--replay", log}, script("right")...)...); code != 0 {
+		t.Errorf("replay for the program without the mistake: got exit code %d and the output\n%s\nwant 0", code, out)
+	}
+	if code, out := exitCode(append([]string{"--weak=search:5", "--weak-log=" + log}, script("right")...)...); code != 0 {
+		t.Errorf("search in the program without the mistake: got exit code %d and the output\n%s\nwant 0", code, out)
+	}
+	if again, err := os.ReadFile(log); err != nil || !bytes.Equal(again, text) {
+		t.Errorf("log after a search without a failure: got error %v, want the former log", err)
 	}
 	w.awaitNoProgramObjects()
 }
