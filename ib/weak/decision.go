@@ -188,6 +188,7 @@ const (
 	MaxDecisions = 1 << 15
 	maxDevices   = 256
 	maxDevice    = 64 // bytes of a name
+	maxLogLine   = 512
 	maxAbout     = 200
 	logTitle     = "verbena decisions"
 	logVersion   = 1
@@ -251,7 +252,9 @@ func ReadLog(r io.Reader) (*Log, error) {
 	}
 	p := logParser{log: &Log{}, seen: map[devicePoint]int{}, devices: map[string]string{}}
 	for line := range strings.Lines(string(text)) {
-		p.line++
+		if p.line++; len(line) > maxLogLine {
+			return nil, fmt.Errorf("line %d: longer than %d bytes: %w", p.line, maxLogLine, syscall.EINVAL)
+		}
 		if err := p.readLine(line); err != nil {
 			return nil, fmt.Errorf("line %d: %w", p.line, err)
 		}

@@ -169,6 +169,7 @@ func TestLogErrors(t *testing.T) {
 		{logTitle + "late-source a\x01/1 qp 3 send 17 = 1\n", "line 2: \"a\\x01/1\" is not the name of a device"},
 		{logTitle + "late-source a/1 qp 3 send 17 = 1\nlate-source a/1 qp 3 send 17 = 2\n", "line 3: line 2 has the same"},
 		{logTitle + "exact-room a/1 qp 3 = 1\n", "line 2: exact-room does not decide at such an object"},
+		{logTitle + strings.Repeat("a ", 300) + "\n", "line 2: longer than 512 bytes"},
 		{logTitle + "seed x\n", `line 2: seed: "x" is not a number`},
 	} {
 		_, err := parseLog(c.text)

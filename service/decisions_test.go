@@ -1,0 +1,104 @@
+package service
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/ib/weak"
+	"verbena/internal/ctl"
+)
+
+// TestDecisionMemory makes the memory for decisions over the control socket, records more decisions than there is room
+// for, and reads the log as the client does. The memory is charged to the user until both sides have closed it.
+func TestDecisionMemory(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
+	f, err := c.Decisions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Decisions(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("second memory of a connection: got %v, want EBUSY", err)
+	}
+	if err := f.WriteReplay(make([]byte, ctl.DecisionMemory)); !errors.Is(err, syscall.EFBIG) {
+		t.Errorf("WriteReplay of too many bytes: got %v, want EFBIG", err)
+	}
+	f.Close()
+
+	who := userPeer(4242)
+	held := func() (n uint64) {
+		for _, u := range s.Users(who.OwnsAccount) {
+			for _, h := range u.Holds {
+				n += h.Held
+			}
+		}
+		return n
+	}
+	m, theirs, err := s.newDecisionMemory(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := held(); n < ctl.DecisionMemory+replayBytes {
+		t.Errorf("charge of the memory: got %d, want at least %d bytes", n, ctl.DecisionMemory+replayBytes)
+	}
+	const recorded = 100_000
+	m.begin(7)
+	for i := range uint64(recorded) {
+		m.record(&weak.Decision{Device: "a/1", Value: 1,
+			Point: weak.Point{Choice: weak.LateSource, Object: weak.ObjectQP, Number: 1, Event: weak.EventSend, Seq: i + 1}})
+	}
+	text := make([]byte, ctl.DecisionReplay)
+	if _, err := theirs.ReadAt(text, 0); err != nil {
+		t.Fatal(err)
+	}
+	text, rest, _ := bytes.Cut(text[ctl.DecisionText:], []byte{0})
+	n := bytes.Count(text, []byte{'\n'}) - 2
+	if n < 30_000 || n+int(m.missing) != recorded || len(bytes.Trim(rest, "\x00")) > 0 {
+		t.Errorf("recorded decisions: got %d and %d missing, want the sum %d", n, m.missing, recorded)
+	}
+	if !bytes.HasPrefix(text, []byte("verbena decisions 1\nseed 7\nlate-source a/1 qp 1 send 1 = 1\n")) {
+		t.Errorf("log: got %.80q, want the title and the first decision", text)
+	}
+	theirs.Close()
+	m.close()
+	m.record(&weak.Decision{Device: "a/1", Value: 1}) // a thread of a device may still call it
+	if n := held(); n != 0 {
+		t.Errorf("charge after the end: got %d, want none", n)
+	}
+}
+
+// TestReplayOfClientIsChecked tests texts that a client may write into the memory.
+func TestReplayOfClientIsChecked(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
+	if _, err := weakConfig(&ctl.Weak{Record: true}, nil); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("recording without memory: got %v, want EINVAL", err)
+	}
+	const title = "verbena decisions 1\n"
+	for _, c := range []struct {
+		name, text string
+		want       error
+	}{
+		{"no log", "", syscall.EINVAL},
+		{"all bytes set", strings.Repeat("\xff", ctl.DecisionMemory-ctl.DecisionReplay), syscall.EINVAL},
+		{"one line without an end", title + strings.Repeat("a ", weak.MaxLogSize/2-20), syscall.EINVAL},
+		{"a value out of range", title + "late-source a/1 qp 1 send 1 = 1000000\n", syscall.EINVAL},
+		{"no decisions", title, nil},
+		{"a decision", title + "late-source a/1 qp 1 send 1 = 1\n", nil},
+	} {
+		m, theirs, err := s.newDecisionMemory(userPeer(4242))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := theirs.WriteAt([]byte(c.text), ctl.DecisionReplay); err != nil {
+			t.Fatal(err)
+		}
+		config, err := weakConfig(&ctl.Weak{Record: true, Replay: true}, m)
+		if !errors.Is(err, c.want) || err == nil && config.Decisions == nil {
+			t.Errorf("replay of %s: got %v, want %v", c.name, err, c.want)
+		}
+		m.close()
+		theirs.Close()
+	}
+}
