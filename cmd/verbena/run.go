@@ -61,7 +61,7 @@ const (
 func (r *runCmd) Help() string {
 	return `The program runs as it is, with this terminal, environment, directory and user. It uses the user's running
 service, or starts one that ends when it has been idle. Exit code: the program's; 128 + N if signal N ended it;
-66 after a report of --sanitize; 125 for a failure of verbena's own, such as a --capture file that could not be written; 126 if the program cannot be run; 127 if it is not found.`
+66 after a report of --sanitize; of --weak=search, that of a failed run, or 124 for a run that took too long; 125 for a failure of verbena's own, such as a --capture file that could not be written; 126 if the program cannot be run; 127 if it is not found.`
 }
 
 func (r *runCmd) Run(c *cli) error {
