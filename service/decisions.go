@@ -82,13 +82,13 @@ func (m *decisionMemory) close() {
 		return
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.text == nil {
-		return
-	}
+	open := m.text != nil
 	m.text = nil
-	m.mem.Close()
-	m.user.Release(quota.BufferBytes, replayBytes)
+	m.mu.Unlock()
+	if open {
+		m.mem.Close()
+		m.user.Release(quota.BufferBytes, replayBytes)
+	}
 }
 
 // begin writes the first lines of the log.
