@@ -23,8 +23,9 @@ import (
 //	   |--- SEND, WRITE, READ: PSN, both ids ------>|  executed in the order of arrival
 //	   |<-- Acknowledge: oldest PSN, bitmap --------|
 //	   |<-- READ response: PSN ---------------------|
-//	   |<-- Refuse: PSN, status --------------------|  the request ends, or is sent again later
-//	   |--- Skip: PSN ----------------------------->|  in place of the rest of a request that has ended
+//	   |<-- Refuse: PSN, status --------------------|  the request fails, or is sent again later
+//	   |--- Skip: PSN ----------------------------->|  in place of a packet of a request that fails
+//	   |<-- Refuse: PSN, success or skipped --------|  success: the packet came before
 //
 // A packet with a wrong identifier does nothing. Identifiers are the index of a flow or source and a random number. The
 // thread that runs the queue pair owns all fields.
@@ -430,8 +431,9 @@ func (s *srd) unreadable(p *pass) {
 		x := &s.reading[i]
 		if x.to != nil {
 			s.refuse(x.to.refusal(x.psn, transport.SRDBadAddress))
-		} else if id, ok := x.flow.snd.FailPacket(x.psn); ok {
-			s.finish(id, uapi.WCLocProtErr)
+		} else {
+			x.flow.snd.FailPacket(x.psn)
+			s.list(x.flow)
 		}
 	}
 	s.reading = s.reading[:0]
@@ -583,9 +585,7 @@ func (s *srd) stored(x *srdStored, ok bool) {
 		x.flow.snd.Responded(x.psn, s.now)
 		s.conclude(x.flow)
 	case x.flow != nil:
-		if id, found := x.flow.snd.FailPacket(x.psn); found {
-			s.finish(id, uapi.WCLocProtErr)
-		}
+		x.flow.snd.FailPacket(x.psn)
 		s.list(x.flow)
 	case ok:
 		s.complete(x.from, x.psn)
@@ -604,9 +604,11 @@ var srdStatuses = [...]uapi.WCStatus{
 	transport.SRDBadLength:    uapi.WCRemInvReqErr,
 	transport.SRDUnknownPeer:  uapi.WCRemOpErr,
 	transport.SRDBadStatus:    uapi.WCBadRespErr,
+	transport.SRDSkipped:      uapi.WCBadRespErr,
 	transport.SRDForgotten:    uapi.WCBadRespErr,
 	transport.SRDUnresponsive: uapi.WCRespTimeoutErr,
 	transport.SRDUnreachable:  uapi.WCRetryExcErr,
+	transport.SRDBadLocal:     uapi.WCLocProtErr,
 }
 
 // conclude completes the requests of a flow that have ended, and lists the flow.

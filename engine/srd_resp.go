@@ -28,6 +28,13 @@ func (s *srd) receiveRequest(p *pass, k *packet) {
 	if src.last = now; !src.used {
 		s.use(src)
 	}
+	if k.Opcode == roce.SRDFlowSkip {
+		s.settle(p) // the packet may be among those with pending data
+		if status, ok := src.rcv.Skip(k.psn); ok {
+			s.refuse(src.refusal(k.psn, status))
+		}
+		return
+	}
 	switch src.rcv.Arrive(k.psn) {
 	case transport.SRDOutside:
 		s.qp.dev.counters.add(cntDropGap, 1)
@@ -169,8 +176,6 @@ func (s *srd) newSource(now int64) *srdSource {
 // execute executes a request. If it is not executed, status is the reason for a refusal, or SRDSuccess for none.
 func (s *srd) execute(p *pass, k *packet, src *srdSource) (status transport.SRDStatus, executed bool) {
 	switch k.Opcode {
-	case roce.SRDFlowSkip:
-		return 0, true
 	case roce.SRDSendOnly, roce.SRDSendOnlyWithImmediate:
 		status = s.executeSend(p, k)
 	case roce.SRDRDMAWriteOnly, roce.SRDRDMAWriteOnlyWithImmediate:

@@ -26,15 +26,17 @@ const (
 	SRDBadLength              // the receive is too short
 	SRDUnknownPeer            // an RDMA request to a peer without an address handle of the requester
 	SRDBadStatus              // the peer could not store the message
+	SRDSkipped                // the answer to a Skip whose packet was not executed before; no outcome of a request
 	SRDForgotten              // the peer does not know the flow; no outcome of a request
 	SRDUnresponsive           // no answer any more; not sent
 	SRDUnreachable            // never an answer; not sent
+	SRDBadLocal               // the memory of the requester is not accessible; not sent
 	numSRDStatuses
 )
 
 var srdStatusNames = [numSRDStatuses]string{
 	"success", "bad address", "aborted", "bad destination QPN", "not ready", "bad length", "unknown peer", "bad status",
-	"forgotten", "unresponsive", "unreachable",
+	"skipped", "forgotten", "unresponsive", "unreachable", "bad local memory",
 }
 
 func (s SRDStatus) String() string {
@@ -55,8 +57,9 @@ const SRDBitmapLen = SRDWindow / 8
 
 // SRDReceiver is the receiving end of a flow: it knows which PSNs have been executed.
 type SRDReceiver struct {
-	base roce.PSN // the oldest that has not been executed
-	bits [SRDWindow / 64]uint64
+	base    roce.PSN // the oldest that has not been executed
+	bits    [SRDWindow / 64]uint64
+	skipped [2 * SRDWindow / 64]uint64 // PSNs that Skip has executed, of all that a sender may send
 }
 
 // SRDArrival is the place of a packet among the executed packets.
@@ -73,6 +76,11 @@ func (r *SRDReceiver) Begin(psn roce.PSN) { *r = SRDReceiver{base: psn} }
 
 // PSN returns the oldest PSN that has not been executed.
 func (r *SRDReceiver) PSN() roce.PSN { return r.base }
+
+func (r *SRDReceiver) skip(psn roce.PSN) (word *uint64, mask uint64) {
+	i := uint32(psn) % (2 * SRDWindow)
+	return &r.skipped[i/64], 1 << (i % 64)
+}
 
 func (r *SRDReceiver) bit(psn roce.PSN) (word *uint64, mask uint64) {
 	i := uint32(psn) % SRDWindow
@@ -95,6 +103,29 @@ func (r *SRDReceiver) Arrive(psn roce.PSN) SRDArrival {
 
 // Executed notes that the packet with a PSN, for which Arrive has returned SRDNew, has been executed.
 func (r *SRDReceiver) Executed(psn roce.PSN) {
+	word, mask := r.skip(psn)
+	*word &^= mask
+	r.mark(psn)
+}
+
+// Skip executes a Skip. It returns SRDSuccess if the packet with that PSN has been executed before, otherwise
+// SRDSkipped: the packet will not be executed. ok is false if no sender sends the PSN now.
+func (r *SRDReceiver) Skip(psn roce.PSN) (status SRDStatus, ok bool) {
+	word, mask := r.skip(psn)
+	switch r.Arrive(psn) {
+	case SRDOutside:
+		return 0, false
+	case SRDNew:
+		*word |= mask
+		r.mark(psn)
+	}
+	if *word&mask == 0 {
+		return SRDSuccess, true
+	}
+	return SRDSkipped, true
+}
+
+func (r *SRDReceiver) mark(psn roce.PSN) {
 	word, mask := r.bit(psn)
 	*word |= mask
 	for {

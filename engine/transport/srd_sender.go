@@ -56,7 +56,7 @@ type SRDOp uint8
 
 const (
 	SRDOpOpen SRDOp = iota
-	SRDOpSkip       // replaces a packet of a request that has ended
+	SRDOpSkip       // replaces a packet of a request that fails
 	SRDOpData
 )
 
@@ -116,6 +116,10 @@ type srdMessage struct {
 	refusals int  // with SRDNotReady
 	held     bool // the last packet waits for the others
 	used     bool
+	// status is the reason for which the request fails. The request ends when the peer has answered a Skip for each
+	// packet without an acknowledgement.
+	status SRDStatus
+	lacks  bool // a packet was not executed
 }
 
 // SRDSender is the sending end of a flow. Its owner opens it, sends its packets, passes the answers, and takes the
@@ -263,11 +267,16 @@ func (s *SRDSender) window() int { return s.next.Diff(s.una) }
 
 // cost returns the bytes that a packet counts for in the window.
 func (s *SRDSender) cost(k *srdSlot) int {
-	if k.msg == noMessage {
+	if s.skips(k) {
 		return PacketCost
 	}
 	m := &s.msgs[k.msg]
 	return PacketCost + s.length(m, k.index)
+}
+
+// skips reports whether a Skip replaces the packet of a slot.
+func (s *SRDSender) skips(k *srdSlot) bool {
+	return k.msg == noMessage || s.msgs[k.msg].status != SRDSuccess
 }
 
 // length returns the bytes of a packet of a message.
@@ -315,7 +324,7 @@ func (s *SRDSender) Next() (p SRDPacket, ok bool) {
 
 func (s *SRDSender) describe(p *SRDPacket, psn roce.PSN, k *srdSlot) {
 	p.PSN, p.Op = psn, SRDOpSkip
-	if k.msg == noMessage {
+	if s.skips(k) {
 		return
 	}
 	m := &s.msgs[k.msg]
@@ -449,13 +458,14 @@ func (s *SRDSender) leave(k *srdSlot) {
 	}
 }
 
-// settle handles the acknowledgement of one PSN. Only a response acknowledges a READ.
+// settle handles the acknowledgement of one PSN. Only a response acknowledges a READ, and the packets of a request that
+// fails.
 func (s *SRDSender) settle(psn roce.PSN, response bool, now int64) {
 	k := s.slot(psn)
 	if k.state == srdAcked || k.state == srdFree {
 		return
 	}
-	if k.msg != noMessage && s.msgs[k.msg].Kind == Read && !response {
+	if k.msg != noMessage && (s.msgs[k.msg].Kind == Read || s.skips(k)) && !response {
 		return
 	}
 	if k.state == srdInFlight && !k.again {
@@ -472,23 +482,32 @@ func (s *SRDSender) settle(psn roce.PSN, response bool, now int64) {
 	m.open--
 	switch {
 	case m.open > 0:
+	case m.status != SRDSuccess:
+		s.end(k.msg)
 	case m.held:
 		m.held = false
 		s.list(k.msg)
 	case m.next == m.packets:
-		s.end(k.msg, SRDSuccess)
+		s.end(k.msg)
 	}
 }
 
-// end ends a request.
-func (s *SRDSender) end(i int32, status SRDStatus) {
+// end ends a request. A request that has failed succeeds if the peer has executed all its packets nevertheless, by late
+// copies.
+func (s *SRDSender) end(i int32) {
 	m := &s.msgs[i]
-	s.done = append(s.done, SRDResult{ID: m.id, Status: status, Began: m.began, Attempts: m.refusals})
+	if !m.lacks {
+		m.status = SRDSuccess
+	}
+	s.done = append(s.done, SRDResult{ID: m.id, Status: m.status, Began: m.began, Attempts: m.refusals})
 	m.used = false
 	s.free = append(s.free, i)
-	if m.open == 0 && m.next == m.packets { // no slot has it but acknowledged ones
-		return
-	}
+}
+
+// fail makes a request fail. A Skip replaces each of its packets that is not acknowledged. The request ends with the
+// last answer.
+func (s *SRDSender) fail(i int32, status SRDStatus) {
+	m := &s.msgs[i]
 	for at := s.head; at < len(s.order); at++ {
 		if s.order[at] == i {
 			s.unlist(int32(at))
@@ -498,10 +517,11 @@ func (s *SRDSender) end(i int32, status SRDStatus) {
 	for psn := s.una; psn != s.next; psn = psn.Next() {
 		if k := s.slot(psn); k.msg == i && k.state != srdAcked {
 			s.leave(k)
-			k.msg, k.state = noMessage, srdDue
+			k.state = srdDue
 			s.due++
 		}
 	}
+	m.status, m.lacks = status, m.next < m.packets || m.Kind == Read
 }
 
 // advance moves the window behind the packets that are acknowledged.
@@ -524,7 +544,7 @@ func (s *SRDSender) Response(psn roce.PSN) (p SRDPacket, ok bool) {
 		return p, false
 	}
 	k := s.slot(psn)
-	if k.state == srdAcked || k.msg == noMessage || s.msgs[k.msg].Kind != Read {
+	if k.state == srdAcked || s.skips(k) || s.msgs[k.msg].Kind != Read {
 		return p, false
 	}
 	s.describe(&p, psn, k)
@@ -551,19 +571,29 @@ func (s *SRDSender) Refused(psn roce.PSN, status SRDStatus, now int64) {
 		if s.state == SRDEstablished {
 			s.open()
 		}
-	case status == SRDSuccess || status > SRDForgotten, s.state != SRDEstablished, psn.Since(s.una) >= s.window():
+	case status > SRDForgotten, s.state != SRDEstablished, psn.Since(s.una) >= s.window():
 	default:
 		k := s.slot(psn)
-		if k.state == srdAcked || k.msg == noMessage {
-			return
-		}
-		s.answered(now)
-		if status != SRDNotReady {
-			s.end(k.msg, status)
-			return
-		}
-		if k.state == srdInFlight {
-			s.notReady(k, now)
+		switch skips := s.skips(k); {
+		case k.state == srdAcked:
+		case status == SRDSuccess || status == SRDSkipped:
+			if skips { // the answer to the Skip
+				if k.msg != noMessage && status == SRDSkipped {
+					s.msgs[k.msg].lacks = true
+				}
+				s.settle(psn, true, now)
+				s.advance()
+				s.resendBefore(psn)
+			}
+		case skips:
+		case status != SRDNotReady:
+			s.answered(now)
+			s.fail(k.msg, status)
+		default:
+			s.answered(now)
+			if k.state == srdInFlight {
+				s.notReady(k, now)
+			}
 		}
 	}
 }
@@ -572,7 +602,7 @@ func (s *SRDSender) notReady(k *srdSlot, now int64) {
 	m := &s.msgs[k.msg]
 	m.refusals++
 	if m.rnr == 0 {
-		s.end(k.msg, SRDNotReady)
+		s.fail(k.msg, SRDNotReady)
 		return
 	}
 	if m.rnr != RNRForever {
@@ -584,21 +614,14 @@ func (s *SRDSender) notReady(k *srdSlot, now int64) {
 	s.arm(k.at)
 }
 
-// FailPacket ends the request of a packet that was sent, because its memory is not accessible, without a result. It
-// returns the request; false if the request has ended.
-func (s *SRDSender) FailPacket(psn roce.PSN) (id uint32, ok bool) {
+// FailPacket makes the request of a packet that was sent fail with SRDBadLocal, unless the request has ended.
+func (s *SRDSender) FailPacket(psn roce.PSN) {
 	if psn.Since(s.una) >= s.window() {
-		return 0, false
+		return
 	}
-	k := s.slot(psn)
-	if k.msg == noMessage || k.state == srdAcked {
-		return 0, false
+	if k := s.slot(psn); k.state != srdAcked && !s.skips(k) {
+		s.fail(k.msg, SRDBadLocal)
 	}
-	id = s.msgs[k.msg].id
-	n := len(s.done)
-	s.end(k.msg, SRDSuccess)
-	s.done = s.done[:n]
-	return id, true
 }
 
 // Fail ends all requests, and closes the flow.
@@ -609,7 +632,11 @@ func (s *SRDSender) Fail(status SRDStatus) {
 			if m.began == 0 {
 				m.began = s.since
 			}
-			s.done = append(s.done, SRDResult{ID: m.id, Status: status, Began: m.began, Attempts: s.silent})
+			r := SRDResult{ID: m.id, Status: status, Began: m.began, Attempts: s.silent}
+			if m.status != SRDSuccess { // the peer has not answered all Skips
+				r.Status, r.Attempts = m.status, m.refusals
+			}
+			s.done = append(s.done, r)
 		}
 	}
 	clear(s.slots)

@@ -86,28 +86,32 @@ func (l *srdLink) arrive(p SRDPacket, incarnation bool) {
 		l.travel(func() { l.snd.Accepted() })
 		return
 	}
+	if p.Op == SRDOpSkip {
+		if status, ok := l.rcv.Skip(p.PSN); ok {
+			l.travel(func() { l.snd.Refused(p.PSN, status, l.now) })
+		}
+		return
+	}
 	place := l.rcv.Arrive(p.PSN)
 	read := p.Op == SRDOpData && l.requests[p.ID].Kind == Read
 	switch {
 	case place == SRDOutside:
 		return
 	case place == SRDNew:
-		if p.Op == SRDOpData && l.refuse != nil {
+		if l.refuse != nil {
 			if status := l.refuse(&p); status != SRDSuccess {
 				l.travel(func() { l.snd.Refused(p.PSN, status, l.now) })
 				return
 			}
 		}
-		if p.Op == SRDOpData {
-			l.executed[p.ID] = append(l.executed[p.ID], p.Offset)
-			q := l.requests[p.ID]
-			if p.Last {
-				l.order = append(l.order, p.ID)
-				if whole := (max(q.Length, 1) + srdTestMTU - 1) / srdTestMTU; q.Imm && q.Kind == Write &&
-					len(l.executed[p.ID]) != whole {
-					l.t.Errorf("WRITE with immediate %d: got its last packet after %d, want all %d before", p.ID,
-						len(l.executed[p.ID])-1, whole-1)
-				}
+		l.executed[p.ID] = append(l.executed[p.ID], p.Offset)
+		q := l.requests[p.ID]
+		if p.Last {
+			l.order = append(l.order, p.ID)
+			if whole := (max(q.Length, 1) + srdTestMTU - 1) / srdTestMTU; q.Imm && q.Kind == Write &&
+				len(l.executed[p.ID]) != whole {
+				l.t.Errorf("WRITE with immediate %d: got its last packet after %d, want all %d before", p.ID,
+					len(l.executed[p.ID])-1, whole-1)
 			}
 		}
 		l.rcv.Executed(p.PSN)
@@ -215,6 +219,45 @@ func TestSRDSchedules(t *testing.T) {
 			l.run(10 * time.Minute)
 			l.checkSuccess()
 		})
+	}
+}
+
+// TestSRDFailedAndDelivered tests that a failed SEND is not delivered before or after its end, even by late copies of
+// its packet, and that a successful one is delivered once.
+func TestSRDFailedAndDelivered(t *testing.T) {
+	failed := 0
+	for seed := range uint64(400) {
+		l := newSRDLink(t, seed)
+		l.loss, l.duplicate, l.jitter = 0.1, 0.2, int64(5*time.Millisecond)
+		l.snd.RNRRetry = uint8(seed % 4)
+		l.refuse = func(*SRDPacket) SRDStatus {
+			if l.rand.IntN(2) == 0 {
+				return SRDNotReady
+			}
+			return SRDSuccess
+		}
+		for id := range uint32(20) {
+			l.post(id, SRDRequest{Kind: Send, Length: 8})
+		}
+		l.run(time.Minute)
+		for len(l.flying) > 0 { // late copies
+			do := l.flying[0].do
+			l.flying = l.flying[1:]
+			do()
+		}
+		for id, status := range l.ended {
+			want := 1
+			if status != SRDSuccess {
+				want = 0
+				failed++
+			}
+			if n := len(l.executed[id]); n != want {
+				t.Errorf("seed %d: request %d with %v: got %d deliveries, want %d", seed, id, status, n, want)
+			}
+		}
+	}
+	if failed == 0 {
+		t.Error("got no failed request")
 	}
 }
 
@@ -358,9 +401,7 @@ func FuzzSRDSender(f *testing.F) {
 					}
 				}
 			case 7:
-				if _, ok := s.FailPacket(psn()); ok {
-					ended++
-				}
+				s.FailPacket(psn())
 			}
 			ended += len(s.Results())
 			una, last := s.PSNs()
