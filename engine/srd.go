@@ -40,10 +40,8 @@ type srd struct {
 	byPeer map[srdPeer]*srdFlow
 	ready  []*srdFlow // flows with packets to send
 
-	sources  []*srdSource // likewise
-	bySource map[srdOrigin]*srdSource
-	latest   map[srdPair]*srdSource // the source that a requester has used last
-	due      []*srdSource           // sources with a pending acknowledgement or Accept
+	sources  srdSources
+	due      []*srdSource // sources with a pending acknowledgement or Accept
 	refusals []srdRefusal
 	replies  []srdReply
 
@@ -54,12 +52,11 @@ type srd struct {
 	failures int  // number of calls of unreadable
 	charged  int  // number of flows and sources that count against the program
 
-	now       int64 // in ticks, when data were stored
-	deadline  int64 // the earliest deadline of a flow, in ticks; 0: none
-	flowHand  int   // index at which the search for an idle flow begins
-	otherHand int   // the same for sources
-	reply     transport.Reply
-	bitmap    [transport.SRDBitmapLen]byte
+	now      int64 // in ticks, when data were stored
+	deadline int64 // the earliest deadline of a flow, in ticks; 0: none
+	flowHand int   // index at which the search for an idle flow begins
+	reply    transport.Reply
+	bitmap   [transport.SRDBitmapLen]byte
 }
 
 // The next constants bound the memory of a queue pair.
@@ -72,8 +69,6 @@ const (
 	fetchCost = 64
 	// fewFlows is the number of flows that keep their memory while they are idle.
 	fewFlows = 64
-	// maxScan is the number of sources among which an unused one is sought.
-	maxScan = 64
 	// sourceIdle is the time in nanoseconds after which a source may be forgotten. No sender repeats a packet for so long.
 	sourceIdle = 60e9
 )
@@ -99,29 +94,6 @@ type srdFlow struct {
 	id     uint32
 	peerID uint32
 	listed bool // in ready
-}
-
-// srdOrigin is the origin of a source.
-type srdOrigin struct {
-	addr    netip.Addr
-	qpn, id uint32 // the requester and its identifier
-}
-
-// srdPair is a requester.
-type srdPair struct {
-	addr netip.Addr
-	qpn  uint32
-}
-
-type srdSource struct {
-	srdOrigin
-	rcv     transport.SRDReceiver
-	path    *path // back
-	own     uint32
-	last    int64 // when a packet came, in ticks
-	used    bool  // a packet with the identifier has come, and the requester has used no other source since
-	due     bool  // in srd.due
-	accepts bool  // an Accept is due
 }
 
 // srdRefusal is a refusal to be sent.
@@ -161,8 +133,7 @@ func newSRD(qp *QP) *srd {
 	if qp.wire != roce.SRD {
 		return nil
 	}
-	return &srd{qp: qp, byPeer: map[srdPeer]*srdFlow{}, bySource: map[srdOrigin]*srdSource{},
-		latest: map[srdPair]*srdSource{}}
+	return &srd{qp: qp, byPeer: map[srdPeer]*srdFlow{}, sources: newSRDSources()}
 }
 
 // identifier returns a new identifier with an index.
@@ -316,10 +287,8 @@ func (s *srd) release() {
 	for ; s.charged > 0; s.charged-- {
 		s.qp.counts.remove(countFlow)
 	}
-	s.flows, s.sources = nil, nil
-	clear(s.bySource)
+	s.flows, s.sources = nil, newSRDSources()
 	clear(s.byPeer)
-	clear(s.latest)
 }
 
 // list notes that a flow may have packets to send.

@@ -19,15 +19,13 @@ func (s *srd) receiveRequest(p *pass, k *packet) {
 		s.accept(k, srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}, now)
 		return
 	}
-	src := s.sourceOf(k)
+	src, status := s.sourceOf(k)
 	if src == nil {
 		s.qp.dev.counters.add(cntDropDuplicate, 1)
-		s.refuseUnknown(k, transport.SRDForgotten)
+		s.refuseUnknown(k, status)
 		return
 	}
-	if src.last = now; !src.used {
-		s.use(src)
-	}
+	s.sources.touch(src, now)
 	if k.Opcode == roce.SRDFlowSkip {
 		s.settle(p) // the packet may be among those with pending data
 		if status, ok := src.rcv.Skip(k.psn); ok {
@@ -64,30 +62,6 @@ func (s *srd) complete(src *srdSource, psn roce.PSN) {
 		src.rcv.Executed(psn)
 	}
 	s.owe(src)
-}
-
-// use notes that a requester uses a source. The requester has given up the former identifier, so another requester may
-// get the former source.
-func (s *srd) use(src *srdSource) {
-	pair := srdPair{src.addr, src.qpn}
-	if old := s.latest[pair]; old != nil {
-		old.used = false
-	}
-	src.used, s.latest[pair] = true, src
-}
-
-// sourceOf returns the source that a packet belongs to; nil if there is none.
-func (s *srd) sourceOf(k *packet) *srdSource {
-	h := k.SRDETH()
-	i := int(h.To() & (maxFlows - 1))
-	if i >= len(s.sources) {
-		return nil
-	}
-	src := s.sources[i]
-	if src.own != h.To() || src.srdOrigin != (srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}) {
-		return nil
-	}
-	return src
 }
 
 // owe notes that an acknowledgement is due.
@@ -130,47 +104,22 @@ func (d *Device) pathBack(from, to netip.Addr) *path {
 	return nil
 }
 
-// accept handles an Open. Until a packet of the flow comes, the source may be replaced.
+// accept handles an Open.
 func (s *srd) accept(k *packet, from srdOrigin, now int64) {
-	src := s.bySource[from]
+	src := s.sources.byOrigin[from]
 	if src == nil {
 		back := s.qp.dev.pathBack(k.dst, k.src)
 		if back == nil {
 			return
 		}
-		if src = s.newSource(now); src == nil {
+		if src = s.newSource(from, back, now); src == nil {
 			s.qp.dev.counters.add(cntDropStalled, 1)
 			return
 		}
-		src.srdOrigin, src.path = from, back
 		src.rcv.Begin(k.psn)
-		s.bySource[from] = src
 	}
-	src.last, src.accepts = now, true
+	src.accepts = true
 	s.owe(src)
-}
-
-// newSource returns a new source, or one that was not used for long. A source that was never used makes room for a new
-// one.
-func (s *srd) newSource(now int64) *srdSource {
-	if i := len(s.sources); i < maxFlows && s.charge() {
-		src := &srdSource{own: s.identifier(i)}
-		s.sources = append(s.sources, src)
-		return src
-	}
-	for range min(maxScan, len(s.sources)) {
-		s.otherHand = (s.otherHand + 1) % len(s.sources)
-		if src := s.sources[s.otherHand]; !src.due && (!src.used || now-src.last > sourceIdle) {
-			delete(s.bySource, src.srdOrigin)
-			if pair := (srdPair{src.addr, src.qpn}); s.latest[pair] == src {
-				delete(s.latest, pair)
-			}
-			src = &srdSource{own: s.identifier(s.otherHand)} // a reply may refer to the old one
-			s.sources[s.otherHand] = src
-			return src
-		}
-	}
-	return nil
 }
 
 // execute executes a request. If it is not executed, status is the reason for a refusal, or SRDSuccess for none.

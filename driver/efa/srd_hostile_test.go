@@ -2,13 +2,17 @@ package efa_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"verbena/ib"
+	"verbena/link"
 	"verbena/link/simnet"
+	"verbena/roce"
 	"verbena/uapi"
 	abi "verbena/uapi/efa"
 	"verbena/umem"
@@ -133,5 +137,66 @@ func TestSRDManyFlowsOfOneRequester(t *testing.T) {
 		if w := c.poll(); w.Common.ReqID != 5 || w.Common.Status != 0 {
 			t.Errorf("SEND of another requester: got %+v, want success", w.Common)
 		}
+	})
+}
+
+// inventor is a host that knows the Q_Key. It sends messages of queue pairs that do not exist.
+type inventor struct {
+	p  *program
+	ep link.Endpoint
+}
+
+func (v *inventor) sendPacket(op roce.Opcode, num, to, psn uint32) {
+	k := make([]byte, op.PacketLen(0))
+	roce.BTH(k).Encode(&roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: v.p.qp.Num(), PSN: roce.MakePSN(psn)})
+	roce.DETH(k[roce.BTHLen:]).Encode(qkey, num)
+	roce.SRDETH(k[roce.BTHLen+roce.DETHLen:]).Encode(to, num)
+	v.p.check(v.ep.Send(&link.Train{Dst: netip.MustParseAddr("10.0.0.2"), Buf: k, Size: len(k)}))
+}
+
+// Receive uses each flow that the device accepts.
+func (v *inventor) Receive(a *link.Arrival) {
+	for _, b := range a.Packets {
+		if k, err := roce.ParseBody(b); err == nil && k.Opcode == roce.SRDFlowAccept {
+			v.sendPacket(roce.SRDFlowSkip, k.BTH().DestQPN(), k.SRDETH().Value(), 1)
+		}
+	}
+}
+
+// TestSRDInventedRequesters tests that a host with thousands of invented queue pair numbers takes no room of other
+// hosts: of those with a flow, and of new ones.
+func TestSRDInventedRequesters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+		a, b, ah, _ := newSRD(t, net)
+		b.recv(1, 0, 100)
+		a.send(1, ah, b.qp.Num(), 0, 3, nil)
+		a.await(1, abi.IOCompStatusOK)
+		b.poll()
+		v := &inventor{p: b}
+		ep, err := net.Listen(netip.MustParseAddr("10.0.0.9"), v)
+		a.check(err)
+		defer ep.Close()
+		v.ep = ep
+		for num := range uint32(5000) {
+			v.sendPacket(roce.SRDFlowOpen, num+1, 0, 1)
+			if num%64 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+		for i := range uint16(3) {
+			c := newProgram(t, net, fmt.Sprintf("10.0.0.%d", 3+i), ib.QPTypeDriver)
+			_, toB := c.newAH("10.0.0.2")
+			b.recv(1, 0, 100)
+			c.send(5, toB, b.qp.Num(), 0, 3, nil)
+			if w := c.poll(); w.Common.ReqID != 5 || w.Common.Status != 0 {
+				t.Errorf("SEND of new host %d: got %+v, want success", i, w.Common)
+			}
+			b.poll()
+		}
+		b.recv(1, 0, 100)
+		a.send(2, ah, b.qp.Num(), 0, 3, nil)
+		a.await(2, abi.IOCompStatusOK)
 	})
 }
