@@ -28,10 +28,14 @@ type packet struct {
 	// HasSyndrome marks acknowledgements, which have a Syndrome.
 	HasSyndrome bool
 	Syndrome    roce.Syndrome
-	Again       bool // a request with a PSN that was sent before
-	Gap         bool // earlier requests are missing, because they were dropped before the capture or not captured
-	Lost        bool // the packet was sent but has not arrived, and the capture has arrivals in its direction
-	BadICRC     bool
+	// Refused marks the refusals of SRD, which have a Status.
+	Refused bool
+	Status  roce.SRDStatus
+	Later   []roce.PSN // PSNs behind PSN that an acknowledgement of SRD acknowledges
+	Again   bool       // a request with a PSN that was sent before
+	Gap     bool       // earlier requests are missing, because they were dropped before the capture or not captured
+	Lost    bool       // the packet was sent but has not arrived, and the capture has arrivals in its direction
+	BadICRC bool
 }
 
 // FirstSeen returns the time of the packet's first record.
@@ -55,9 +59,9 @@ func (e endpoint) String() string {
 	return fmt.Sprintf("%v QP %d", e.Addr, e.QP)
 }
 
-// Connection holds the packets between two queue pairs of RC, UC or XRC. The first end is the sender of the first
-// packet. Packets have only the number of the destination queue pair. Therefore two queue pairs are matched by
-// their UDP source port, or because there are no others between two addresses.
+// Connection holds the packets between two queue pairs of RC, UC, XRC or SRD. The first end is the sender of the first
+// packet. Packets of RC, UC and XRC have only the number of the destination queue pair. Therefore two queue pairs are
+// matched by their UDP source port, or because there are no others between two addresses.
 type Connection struct {
 	Ends    [2]endpoint
 	Service roce.Service
@@ -70,6 +74,7 @@ type flow struct {
 	src, dst netip.Addr
 	port     uint16
 	qp       uint32
+	from     uint32 // the sending queue pair of SRD, in place of port
 }
 
 type seenPacket struct {
@@ -149,8 +154,11 @@ func parseConnectedPacket(ip []byte) (p seenPacket, ok bool) {
 		return p, false
 	}
 	switch pkt.Opcode.Service() {
-	case roce.RC, roce.UC, roce.XRC: // queue pairs of other services have many peers
-	default:
+	case roce.RC, roce.UC, roce.XRC:
+	case roce.SRD:
+		p.port, p.from = 0, pkt.DETH().SrcQPN()
+		p.parseSRD(&pkt)
+	default: // queue pairs of datagrams have many peers
 		return p, false
 	}
 	b := pkt.BTH()
@@ -159,6 +167,31 @@ func parseConnectedPacket(ip []byte) (p seenPacket, ok bool) {
 		p.HasSyndrome, p.Syndrome = true, h.Syndrome()
 	}
 	return p, true
+}
+
+// parseSRD sets the fields of answers of SRD.
+func (p *packet) parseSRD(k *roce.Packet) {
+	switch k.Opcode {
+	case roce.SRDFlowRefuse:
+		p.Refused, p.Status = true, roce.SRDForgotten
+		if v := k.SRDETH().Value(); v < uint32(roce.SRDForgotten) {
+			p.Status = roce.SRDStatus(v)
+		}
+	case roce.SRDAcknowledge:
+		for i := range min(len(k.Payload)*8, maxLater) {
+			if k.Payload[i/8]&(1<<(i%8)) != 0 {
+				p.Later = append(p.Later, k.BTH().PSN().Add(i+1))
+			}
+		}
+	}
+}
+
+// maxLater limits the number of PSNs of an acknowledgement of SRD.
+const maxLater = 256
+
+// isRefusal reports whether the packet is the refusal of a request of SRD, and not the answer to a Skip.
+func (p *packet) isRefusal() bool {
+	return p.Refused && p.Status != roce.SRDSuccess && p.Status != roce.SRDSkipped
 }
 
 // groupConnections groups packets into connections.
@@ -180,9 +213,18 @@ func groupConnections(all []seenPacket, dropped int) []*Connection {
 		back := to[pair{f.dst, f.src}]
 		var same []flow
 		for o := range back {
+			if f.from != 0 || o.from != 0 {
+				if o.qp == f.from && o.from == f.qp && o != f {
+					return o, true
+				}
+				continue
+			}
 			if o.port == f.port && (o != f || f.src == f.dst) && !(f.src == f.dst && o.qp == f.qp) {
 				same = append(same, o)
 			}
+		}
+		if f.from != 0 {
+			return flow{}, false
 		}
 		if len(same) == 1 {
 			return same[0], true
@@ -205,7 +247,7 @@ func groupConnections(all []seenPacket, dropped int) []*Connection {
 			continue
 		}
 		c := &Connection{Service: p.Op.Service()}
-		c.Ends = [2]endpoint{{Addr: p.src}, {Addr: p.dst, QP: p.qp}}
+		c.Ends = [2]endpoint{{Addr: p.src, QP: p.from}, {Addr: p.dst, QP: p.qp}}
 		of[p.flow], end[p.flow] = c, 1
 		if o, ok := opposite(p.flow); ok && of[o] == nil {
 			c.Ends[0].QP = o.qp
@@ -242,8 +284,10 @@ func groupConnections(all []seenPacket, dropped int) []*Connection {
 			x.Again = known && !last.psn.Less(p.PSN)
 			if !x.Again {
 				x.Gap = known && !last.read && p.PSN != last.psn.Next()
-				highest[p.flow] = latestRequest{p.PSN, p.Op.Has(roce.FlagRead)}
+				highest[p.flow] = latestRequest{p.PSN, p.Op.Has(roce.FlagRead) && p.Op.Service() != roce.SRD}
 			}
+		} else if p.Op == roce.SRDFlowOpen {
+			highest[p.flow] = latestRequest{psn: p.PSN.Add(-1)}
 		}
 		if p.out {
 			away[k] = append(away[k], len(c.Packets))
@@ -269,18 +313,24 @@ type latestRequest struct {
 
 // isRequest reports whether a packet has a PSN of the sender's own sequence.
 func (p *packet) isRequest() bool {
-	return p.Op.Has(roce.FlagRequest)
+	return p.Op.Has(roce.FlagRequest) && !p.Op.Has(roce.FlagFlow)
 }
 
 // describe returns a description of the packet.
 func (p *packet) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s psn %d", strings.TrimPrefix(p.Op.String(), p.Op.Service().String()+" "), p.PSN)
-	if p.Payload > 0 {
+	if p.Payload > 0 && !p.Op.Has(roce.FlagAck) {
 		fmt.Fprintf(&b, ", %d bytes", p.Payload)
 	}
 	if p.HasSyndrome && !p.Syndrome.IsACK() {
 		fmt.Fprintf(&b, ", %v", p.Syndrome)
+	}
+	if len(p.Later) > 0 {
+		fmt.Fprintf(&b, ", %d later", len(p.Later))
+	}
+	if p.Refused {
+		fmt.Fprintf(&b, ", %v", p.Status)
 	}
 	if p.AckReq {
 		b.WriteString(", asks")
@@ -295,7 +345,8 @@ func (p *packet) describeFaults() string {
 		on   bool
 		what string
 	}{{p.Again, "again"}, {p.Gap, "after a gap"}, {p.HasSyndrome && p.Syndrome.IsNAK(), "NAK"},
-		{p.HasSyndrome && p.Syndrome.IsRNR(), "not ready"}, {p.Lost, "lost"},
+		{p.HasSyndrome && p.Syndrome.IsRNR() || p.isRefusal() && p.Status == roce.SRDNotReady, "not ready"},
+		{p.isRefusal() && p.Status != roce.SRDNotReady, "refused"}, {p.Lost, "lost"},
 		{p.BadICRC, "bad ICRC"}} {
 		if x.on {
 			w = append(w, x.what)
@@ -312,7 +363,8 @@ func (c *Connection) Summary() string {
 		for _, x := range []struct {
 			on bool
 			n  *int
-		}{{p.Again, &again}, {p.HasSyndrome && !p.Syndrome.IsACK(), &naks}, {p.Lost, &lost}, {p.BadICRC, &bad}} {
+		}{{p.Again, &again},
+			{p.HasSyndrome && !p.Syndrome.IsACK() || p.isRefusal(), &naks}, {p.Lost, &lost}, {p.BadICRC, &bad}} {
 			if x.on {
 				*x.n++
 			}

@@ -42,15 +42,31 @@ func (w *recordedPair) recordPacket(from int, op roce.Opcode, psn roce.PSN, payl
 	if h := p.AETH(); h != nil {
 		h.Encode(syndrome, 1)
 	}
+	w.recordData(from, p.Data, leaves, arrives)
+}
+
+func (w *recordedPair) recordData(from int, data []byte, leaves, arrives bool) {
+	w.t.Helper()
 	w.at = w.at.Add(time.Millisecond)
 	tapped := link.Tapped{Time: w.at, Src: netip.AddrPortFrom(pairAddrs[from], 50000),
-		Dst: netip.AddrPortFrom(pairAddrs[1-from], roce.UDPPort), Data: p.Data, Unsealed: true, TTL: 64}
+		Dst: netip.AddrPortFrom(pairAddrs[1-from], roce.UDPPort), Data: data, Unsealed: true, TTL: 64}
 	for i, on := range []bool{leaves, arrives} {
 		if on {
 			tapped.Out = i == 0
 			w.taps[from^i].Packet(&tapped)
 		}
 	}
+}
+
+// recordSRD records a packet of SRD, with a value in its SRDETH and a payload.
+func (w *recordedPair) recordSRD(from int, op roce.Opcode, psn roce.PSN, value uint32, payload []byte, arrives bool) {
+	w.t.Helper()
+	h := roce.BTHFields{Opcode: op, DestQPN: uint32(18 - from), PSN: psn, PKey: 0xffff}
+	p := roce.NewPacket(make([]byte, 8192), &h, len(payload))
+	p.DETH().Encode(0, uint32(17+from))
+	p.SRDETH().Encode(7, value)
+	copy(p.Payload, payload)
+	w.recordData(from, p.Data, true, arrives)
 }
 
 func (w *recordedPair) parseConnections() []*Connection {
@@ -125,6 +141,64 @@ func TestConnectionsMergeBothEnds(t *testing.T) {
 		if !strings.Contains(c.Summary(), s) {
 			t.Errorf("summary: got no %q, want it: %s", s, c.Summary())
 		}
+	}
+}
+
+// recordSRDConversation records a SEND that is sent again, a WRITE that is refused, a READ, a SEND without a receive,
+// and a message in the opposite direction.
+func (w *recordedPair) recordSRDConversation() {
+	w.recordSRD(0, roce.SRDFlowOpen, 5, 9, nil, true)
+	w.recordSRD(1, roce.SRDFlowAccept, 5, 3, nil, true)
+	w.recordSRD(0, roce.SRDSendOnly, 5, 9, make([]byte, 8), false)
+	w.recordSRD(0, roce.SRDRDMAWriteOnly, 6, 9, make([]byte, 64), true)
+	w.recordSRD(0, roce.SRDRDMAReadRequest, 7, 9, nil, true)
+	w.recordSRD(0, roce.SRDSendOnlyWithImmediate, 8, 9, make([]byte, 16), true)
+	w.recordSRD(1, roce.SRDRDMAReadResponseOnly, 7, 3, make([]byte, 32), true)
+	w.recordSRD(1, roce.SRDAcknowledge, 5, 3, []byte{0b010}, true)
+	w.recordSRD(1, roce.SRDFlowRefuse, 8, uint32(roce.SRDNotReady), nil, true)
+	w.recordSRD(1, roce.SRDFlowRefuse, 6, uint32(roce.SRDBadAddress), nil, true)
+	w.recordSRD(0, roce.SRDSendOnly, 5, 9, make([]byte, 8), true)
+	w.recordSRD(0, roce.SRDFlowSkip, 6, 9, nil, true)
+	w.recordSRD(1, roce.SRDFlowRefuse, 6, uint32(roce.SRDSkipped), nil, true)
+	w.recordSRD(1, roce.SRDAcknowledge, 8, 3, nil, true)
+	w.recordSRD(1, roce.SRDSendOnly, 900, 4, make([]byte, 4), true)
+	w.recordSRD(0, roce.SRDAcknowledge, 901, 9, nil, true)
+}
+
+// TestSRDText compares the text of a conversation of SRD.
+func TestSRDText(t *testing.T) {
+	w := newRecordedPair(t)
+	w.recordSRDConversation()
+	list := w.parseConnections()
+	if len(list) != 1 {
+		t.Fatalf("connections: got %d, want 1", len(list))
+	}
+	var b bytes.Buffer
+	b.WriteString(list[0].Summary() + "\n")
+	if err := list[0].WriteText(&b, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	const want = `SRD, 10.0.0.1 QP 17 and 10.0.0.2 QP 18: 16 packets, 1 sent again, 2 refused (NAK), 1 lost
+       seconds  10.0.0.1 QP 17                                  10.0.0.2 QP 18
+      0.000000  Flow Open psn 5                            --> 
+      0.001000                                             <-- Flow Accept psn 5
+      0.002000  SEND Only psn 5, 8 bytes                   --x   ! lost
+      0.003000  RDMA WRITE Only psn 6, 64 bytes            --> 
+      0.004000  RDMA READ Request psn 7                    --> 
+      0.005000  SEND Only with Immediate psn 8, 16 bytes   --> 
+      0.006000                                             <-- RDMA READ response Only psn 7, 32 bytes
+      0.007000                                             <-- Acknowledge psn 5, 1 later
+      0.008000                                             <-- Flow Refuse psn 8, not ready  ! not ready
+      0.009000                                             <-- Flow Refuse psn 6, bad address  ! refused
+      0.010000  SEND Only psn 5, 8 bytes                   -->   ! again
+      0.011000  Flow Skip psn 6                            --> 
+      0.012000                                             <-- Flow Refuse psn 6, skipped
+      0.013000                                             <-- Acknowledge psn 8
+      0.014000                                             <-- SEND Only psn 900, 4 bytes
+      0.015000  Acknowledge psn 901                        --> 
+`
+	if b.String() != want {
+		t.Errorf("text: got\n%s\nwant\n%s", b.String(), want)
 	}
 }
 

@@ -63,7 +63,7 @@ func (c *Connection) messagesOf() []*message {
 		m := r.find(p.PSN)
 		switch {
 		case m != nil:
-		case r.known && !r.acked.Less(p.PSN), p.Again && !p.Op.Has(roce.FlagStarts):
+		case r.known && !r.acked.Less(p.PSN), p.Again && p.Op.Service() == roce.SRD, p.Again && !p.Op.Has(roce.FlagStarts):
 			continue // a part of a message that was answered, or whose begin was not captured
 		default:
 			m = &message{from: p.From, name: messageName(p.Op), first: p.PSN, last: p.PSN.Add(-1), sent: p.FirstSeen(),
@@ -166,6 +166,12 @@ func (r *requester) answer(p *packet) {
 	if at.IsZero() {
 		at = p.FirstSeen()
 	}
+	if p.Op.Service() == roce.SRD {
+		if !p.Lost {
+			r.answerSRD(p, at)
+		}
+		return
+	}
 	for !p.Lost && len(r.open) > 0 && !p.PSN.Less(r.open[0].first) {
 		m := r.open[0]
 		inside := !m.last.Less(p.PSN) || !m.whole
@@ -195,6 +201,36 @@ func (r *requester) answer(p *packet) {
 		}
 		r.finish(at, m.last) // a response to a later request answers this one, too
 	}
+}
+
+// answerSRD executes a packet of the responder of SRD, where each packet is a message.
+func (r *requester) answerSRD(p *packet, at time.Time) {
+	answers := func(m *message) bool {
+		switch {
+		case p.Op == roce.SRDAcknowledge && !m.byData:
+			return m.first.Less(p.PSN) || slices.Contains(p.Later, m.first)
+		case p.Refused || p.Op.Has(roce.FlagReadResponse):
+			return m.first == p.PSN
+		}
+		return false
+	}
+	r.open = slices.DeleteFunc(r.open, func(m *message) bool {
+		switch {
+		case !answers(m):
+			return false
+		case p.Status == roce.SRDNotReady:
+			m.waits++
+			m.note(at, "the receiver is not ready")
+			return false
+		case p.isRefusal(), p.Status == roce.SRDSkipped:
+			m.result = p.Status.String()
+			m.note(at, m.result)
+		case m.byData:
+			m.bytes += p.Payload
+		}
+		m.end, m.answered = at, true
+		return true
+	})
 }
 
 // finish removes the oldest message, which is answered up to a PSN.

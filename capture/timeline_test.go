@@ -249,3 +249,24 @@ func TestPerfetto(t *testing.T) {
 		t.Errorf("a writer that fails: got error %v, want %v", err, errWriteFailed)
 	}
 }
+
+// TestSRDRequests checks the requests of a conversation of SRD.
+func TestSRDRequests(t *testing.T) {
+	w := newRecordedPair(t)
+	w.recordSRDConversation()
+	var got []string
+	for _, m := range w.parseConnections()[0].messagesOf() {
+		got = append(got, fmt.Sprintf("%s psn %d from %d: %d bytes, again %d, waits %d, answered %t, %q", m.name, m.first,
+			m.from, m.bytes, m.again, m.waits, m.answered, m.result))
+	}
+	want := []string{
+		`SEND psn 5 from 0: 8 bytes, again 1, waits 0, answered true, ""`,
+		`RDMA WRITE psn 6 from 0: 64 bytes, again 0, waits 0, answered true, "bad address"`,
+		`RDMA READ psn 7 from 0: 32 bytes, again 0, waits 0, answered true, ""`,
+		`SEND with Immediate psn 8 from 0: 16 bytes, again 0, waits 1, answered false, ""`,
+		`SEND psn 900 from 1: 4 bytes, again 0, waits 0, answered true, ""`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("requests: got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}

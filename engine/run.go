@@ -168,7 +168,7 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 		qp.observeDrop(b, k.src, why)
 		if why == cntDropState && qp.state == ib.QPErr && k.Flags&(roce.FlagRequest|roce.FlagSRDETH) ==
 			roce.FlagRequest|roce.FlagSRDETH && qp.srd != nil {
-			qp.srd.refuseUnknown(k, transport.SRDAborted)
+			qp.srd.refuseUnknown(k, roce.SRDAborted)
 		}
 		return
 	}

@@ -101,7 +101,7 @@ type srdRefusal struct {
 	path    *path
 	qpn, id uint32
 	psn     roce.PSN
-	status  transport.SRDStatus
+	status  roce.SRDStatus
 }
 
 // srdRead is a packet of a flow, or a READ response to a source, without its data.
@@ -399,7 +399,7 @@ func (s *srd) unreadable(p *pass) {
 	for i := range s.reading {
 		x := &s.reading[i]
 		if x.to != nil {
-			s.refuse(x.to.refusal(x.psn, transport.SRDBadAddress))
+			s.refuse(x.to.refusal(x.psn, roce.SRDBadAddress))
 		} else {
 			x.flow.snd.FailPacket(x.psn)
 			s.list(x.flow)
@@ -484,11 +484,11 @@ func (s *srd) receiveResponse(p *pass, k *packet) {
 	case roce.Acknowledge:
 		f.snd.Acked(k.psn, k.Payload, qp.dev.tick())
 	case roce.FlowRefuse:
-		status := transport.SRDForgotten
+		status := roce.SRDForgotten
 		if v := h.Value(); v < uint32(status) {
-			status = transport.SRDStatus(v)
+			status = roce.SRDStatus(v)
 		}
-		if status == transport.SRDNotReady {
+		if status == roce.SRDNotReady {
 			qp.dev.counters.add(cntRcvRNR, 1)
 		}
 		s.settle(p) // the same packet may have been answered before
@@ -559,34 +559,34 @@ func (s *srd) stored(x *srdStored, ok bool) {
 	case ok:
 		s.complete(x.from, x.psn)
 	default:
-		s.refuse(x.from.refusal(x.psn, transport.SRDBadAddress))
+		s.refuse(x.from.refusal(x.psn, roce.SRDBadAddress))
 	}
 }
 
 // srdStatuses are the completions of the requests that fail.
 var srdStatuses = [...]uapi.WCStatus{
-	transport.SRDSuccess:      uapi.WCSuccess,
-	transport.SRDBadAddress:   uapi.WCRemAccessErr,
-	transport.SRDAborted:      uapi.WCRemAbortErr,
-	transport.SRDBadDestQPN:   uapi.WCRemInvRDReqErr,
-	transport.SRDNotReady:     uapi.WCRNRRetryExcErr,
-	transport.SRDBadLength:    uapi.WCRemInvReqErr,
-	transport.SRDUnknownPeer:  uapi.WCRemOpErr,
-	transport.SRDBadStatus:    uapi.WCBadRespErr,
-	transport.SRDSkipped:      uapi.WCBadRespErr,
-	transport.SRDForgotten:    uapi.WCBadRespErr,
-	transport.SRDUnresponsive: uapi.WCRespTimeoutErr,
-	transport.SRDUnreachable:  uapi.WCRetryExcErr,
-	transport.SRDBadLocal:     uapi.WCLocProtErr,
+	roce.SRDSuccess:      uapi.WCSuccess,
+	roce.SRDBadAddress:   uapi.WCRemAccessErr,
+	roce.SRDAborted:      uapi.WCRemAbortErr,
+	roce.SRDBadDestQPN:   uapi.WCRemInvRDReqErr,
+	roce.SRDNotReady:     uapi.WCRNRRetryExcErr,
+	roce.SRDBadLength:    uapi.WCRemInvReqErr,
+	roce.SRDUnknownPeer:  uapi.WCRemOpErr,
+	roce.SRDBadStatus:    uapi.WCBadRespErr,
+	roce.SRDSkipped:      uapi.WCBadRespErr,
+	roce.SRDForgotten:    uapi.WCBadRespErr,
+	roce.SRDUnresponsive: uapi.WCRespTimeoutErr,
+	roce.SRDUnreachable:  uapi.WCRetryExcErr,
+	roce.SRDBadLocal:     uapi.WCLocProtErr,
 }
 
 // conclude completes the requests of a flow that have ended, and lists the flow.
 func (s *srd) conclude(f *srdFlow) {
 	for _, r := range f.snd.Results() {
 		switch r.Status {
-		case transport.SRDNotReady:
+		case roce.SRDNotReady:
 			s.qp.dev.counters.add(cntRNRRetryExceeded, 1)
-		case transport.SRDUnresponsive, transport.SRDUnreachable:
+		case roce.SRDUnresponsive, roce.SRDUnreachable:
 			s.qp.dev.counters.add(cntRetryExceeded, 1)
 		}
 		w := s.requests[r.ID]
@@ -619,7 +619,7 @@ func (s *srd) unknown(t *train) {
 		}
 		id := k.SRDETH().Value()
 		if at := int(id & (maxFlows - 1)); at < len(s.flows) && s.flows[at].id == id {
-			s.flows[at].snd.Refused(k.BTH().PSN(), transport.SRDBadDestQPN, 0)
+			s.flows[at].snd.Refused(k.BTH().PSN(), roce.SRDBadDestQPN, 0)
 			s.conclude(s.flows[at])
 		}
 	}
@@ -664,7 +664,7 @@ func (s *srd) flush() {
 // closeFlows ends all flows without completions.
 func (s *srd) closeFlows() {
 	for _, f := range s.flows {
-		f.snd.Fail(transport.SRDAborted)
+		f.snd.Fail(roce.SRDAborted)
 		f.snd.Results()
 		f.listed = false
 	}

@@ -51,7 +51,7 @@ func (s *srd) receiveRequest(p *pass, k *packet) {
 		}
 	case executed:
 		s.complete(src, k.psn)
-	case status != transport.SRDSuccess:
+	case status != roce.SRDSuccess:
 		s.refuse(src.refusal(k.psn, status))
 	}
 }
@@ -73,7 +73,7 @@ func (s *srd) owe(src *srdSource) {
 }
 
 // refusal returns the refusal of a packet of the source.
-func (src *srdSource) refusal(psn roce.PSN, status transport.SRDStatus) srdRefusal {
+func (src *srdSource) refusal(psn roce.PSN, status roce.SRDStatus) srdRefusal {
 	return srdRefusal{path: src.path, qpn: src.qpn, id: src.id, psn: psn, status: status}
 }
 
@@ -85,7 +85,7 @@ func (s *srd) refuse(r srdRefusal) {
 }
 
 // refuseUnknown refuses a packet that belongs to no source.
-func (s *srd) refuseUnknown(k *packet, status transport.SRDStatus) {
+func (s *srd) refuseUnknown(k *packet, status roce.SRDStatus) {
 	if len(s.refusals) >= maxRefusals {
 		return
 	}
@@ -123,53 +123,53 @@ func (s *srd) accept(k *packet, from srdOrigin, now int64) {
 }
 
 // execute executes a request. If it is not executed, status is the reason for a refusal, or SRDSuccess for none.
-func (s *srd) execute(p *pass, k *packet, src *srdSource) (status transport.SRDStatus, executed bool) {
+func (s *srd) execute(p *pass, k *packet, src *srdSource) (status roce.SRDStatus, executed bool) {
 	switch k.Opcode {
 	case roce.SRDSendOnly, roce.SRDSendOnlyWithImmediate:
 		status = s.executeSend(p, k)
 	case roce.SRDRDMAWriteOnly, roce.SRDRDMAWriteOnlyWithImmediate:
 		return s.executeWrite(p, k, src)
 	case roce.SRDRDMAReadRequest:
-		if status = s.checkRead(k); status == transport.SRDSuccess && len(s.replies) >= maxReplies {
+		if status = s.checkRead(k); status == roce.SRDSuccess && len(s.replies) >= maxReplies {
 			return 0, false
 		}
-		if status == transport.SRDSuccess {
+		if status == roce.SRDSuccess {
 			h := k.RETH()
 			s.replies = append(s.replies, srdReply{src, k.psn, h.VA(), h.RKey(), int(h.DMALen())})
 		}
 	default:
 		return 0, false
 	}
-	return status, status == transport.SRDSuccess
+	return status, status == roce.SRDSuccess
 }
 
 // takeReceive takes the receive of a message.
-func (s *srd) takeReceive(p *pass, k *packet) transport.SRDStatus {
+func (s *srd) takeReceive(p *pass, k *packet) roce.SRDStatus {
 	switch s.qp.resp.takeRecvFor(p, k) {
 	case accepted:
-		return transport.SRDSuccess
+		return roce.SRDSuccess
 	case notReady:
 		s.qp.dev.counters.add(cntSndRNR, 1)
-		return transport.SRDNotReady
+		return roce.SRDNotReady
 	}
-	return transport.SRDBadStatus
+	return roce.SRDBadStatus
 }
 
-func (s *srd) executeSend(p *pass, k *packet) transport.SRDStatus {
+func (s *srd) executeSend(p *pass, k *packet) roce.SRDStatus {
 	qp := s.qp
 	r := &qp.resp
 	s.settle(p)
-	if status := s.takeReceive(p, k); status != transport.SRDSuccess {
+	if status := s.takeReceive(p, k); status != roce.SRDSuccess {
 		return status
 	}
 	if len(k.Payload) > r.wqe.Length {
-		return transport.SRDBadLength
+		return roce.SRDBadLength
 	}
 	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, k.Payload) || !p.settle(qp) {
-		return transport.SRDBadStatus
+		return roce.SRDBadStatus
 	}
 	s.completeRecv(k, uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(len(k.Payload))})
-	return transport.SRDSuccess
+	return roce.SRDSuccess
 }
 
 // completeRecv completes the receive of a message.
@@ -193,55 +193,55 @@ func (s *srd) knows(k *packet) bool {
 }
 
 // executeWrite stores the data of an RDMA WRITE later, together with the following, unless it takes a receive.
-func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status transport.SRDStatus, executed bool) {
+func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status roce.SRDStatus, executed bool) {
 	qp, h, takes := s.qp, k.RETH(), k.Flags&roce.FlagCompletesReceive != 0
 	switch {
 	case !s.knows(k):
-		return transport.SRDUnknownPeer, false
+		return roce.SRDUnknownPeer, false
 	case !qp.resp.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), len(k.Payload)):
-		return transport.SRDBadAddress, false
+		return roce.SRDBadAddress, false
 	}
 	if takes {
 		if n, sent := h.DMALen(), uint32(len(k.Payload)); n < sent ||
 			!qp.resp.permits(h.RKey(), ib.AccessRemoteWrite, h.VA()-uint64(n-sent), int(n)) {
-			return transport.SRDBadAddress, false // the length of the message is reported to the program
+			return roce.SRDBadAddress, false // the length of the message is reported to the program
 		}
 		s.settle(p)
-		if status := s.takeReceive(p, k); status != transport.SRDSuccess {
+		if status := s.takeReceive(p, k); status != roce.SRDSuccess {
 			return status, false
 		}
 	}
 	if len(k.Payload) > 0 {
 		s.settleUnless(p, !takes && p.scatter.joins(scatterWrite, h.RKey(), h.VA()))
 		if src.rcv.Arrive(k.psn) != transport.SRDNew { // another copy has just been stored
-			return transport.SRDSuccess, true
+			return roce.SRDSuccess, true
 		}
 		switch stores := p.storeAt(qp, scatterWrite, k.psn, h.RKey(), ib.AccessRemoteWrite, h.VA(), k.Payload); {
 		case stores && !takes:
 			s.storing = append(s.storing, srdStored{psn: k.psn, from: src})
-			return transport.SRDSuccess, false // see stored
+			return roce.SRDSuccess, false // see stored
 		case !stores || !p.settle(qp):
-			return transport.SRDBadAddress, false
+			return roce.SRDBadAddress, false
 		}
 	}
 	if takes {
 		s.completeRecv(k, uapi.WC{Opcode: uapi.WCRecvRDMAWithImm, ByteLen: h.DMALen()})
 	}
-	return transport.SRDSuccess, true
+	return roce.SRDSuccess, true
 }
 
 // checkRead checks a READ request.
-func (s *srd) checkRead(k *packet) transport.SRDStatus {
+func (s *srd) checkRead(k *packet) roce.SRDStatus {
 	h := k.RETH()
 	switch n := int(h.DMALen()); {
 	case !s.knows(k):
-		return transport.SRDUnknownPeer
+		return roce.SRDUnknownPeer
 	case n > s.qp.mtu:
-		return transport.SRDBadLength
+		return roce.SRDBadLength
 	case !s.qp.resp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), n):
-		return transport.SRDBadAddress
+		return roce.SRDBadAddress
 	}
-	return transport.SRDSuccess
+	return roce.SRDSuccess
 }
 
 // answer sends the answers that are due, as far as there is room.
@@ -338,7 +338,7 @@ func (d *Device) refusesUnknown(num uint32, a *link.Arrival, packets [][]byte) {
 			Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: k.DETH().SrcQPN(), PSN: k.BTH().PSN(),
 		}, 0)
 		b.DETH().Encode(0, num)
-		b.SRDETH().Encode(k.SRDETH().Value(), uint32(transport.SRDBadDestQPN))
+		b.SRDETH().Encode(k.SRDETH().Value(), uint32(roce.SRDBadDestQPN))
 		t.QP, t.SPort = num, roce.SourcePortUD(num)
 		if back.from.ready() && back.from.send(&t.Train) == nil {
 			d.counters.add(cntSentPkts, 1)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"verbena/engine/transport"
+	"verbena/roce"
 )
 
 // srdSources is the table of the sources of a queue pair. A full table replaces sources: of a host that has more than
@@ -195,18 +196,18 @@ func (s *srd) newSource(from srdOrigin, back *path, now int64) *srdSource {
 }
 
 // sourceOf returns the source that a packet belongs to; nil if there is none, with the status that the requester gets.
-func (s *srd) sourceOf(k *packet) (*srdSource, transport.SRDStatus) {
+func (s *srd) sourceOf(k *packet) (*srdSource, roce.SRDStatus) {
 	h := k.SRDETH()
 	i := int(h.To() & (maxFlows - 1))
 	if i >= len(s.sources.list) {
-		return nil, transport.SRDForgotten
+		return nil, roce.SRDForgotten
 	}
 	src := s.sources.list[i]
 	switch {
 	case h.To() == src.evicted: // the requester must not send packets again that may have been executed
-		return nil, transport.SRDAborted
+		return nil, roce.SRDAborted
 	case src.own != h.To() || src.srdOrigin != (srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}):
-		return nil, transport.SRDForgotten
+		return nil, roce.SRDForgotten
 	}
-	return src, transport.SRDSuccess
+	return src, roce.SRDSuccess
 }

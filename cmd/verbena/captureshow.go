@@ -49,7 +49,7 @@ func (c *captureShowCmd) writeConnections(out io.Writer) error {
 		return fmt.Errorf("capture show: %s: %w", c.File, err)
 	}
 	if len(all) == 0 {
-		return fmt.Errorf("capture show: %s contains no packet of a connection (RC, UC, XRC)", c.File)
+		return fmt.Errorf("capture show: %s contains no packet of a connection (RC, UC, XRC, SRD)", c.File)
 	}
 	list := all
 	if c.QP != 0 {

@@ -14,41 +14,6 @@ import (
 //
 // Times are in nanoseconds from any origin.
 
-// SRDStatus is the outcome of a request of SRD. The values from SRDBadAddress on are also sent in packets.
-type SRDStatus uint8
-
-const (
-	SRDSuccess      SRDStatus = iota
-	SRDBadAddress             // the key does not give the right to the range
-	SRDAborted                // the peer's queue pair is in error
-	SRDBadDestQPN             // there is no such queue pair
-	SRDNotReady               // no receive, after all retransmissions
-	SRDBadLength              // the receive is too short
-	SRDUnknownPeer            // an RDMA request to a peer without an address handle of the requester
-	SRDBadStatus              // the peer could not store the message
-	SRDSkipped                // the answer to a Skip whose packet was not executed before; no outcome of a request
-	SRDForgotten              // the peer does not know the flow; no outcome of a request
-	SRDUnresponsive           // no answer any more; not sent
-	SRDUnreachable            // never an answer; not sent
-	SRDBadLocal               // the memory of the requester is not accessible; not sent
-	numSRDStatuses
-)
-
-var srdStatusNames = [numSRDStatuses]string{
-	"success", "bad address", "aborted", "bad destination QPN", "not ready", "bad length", "unknown peer", "bad status",
-	"skipped", "forgotten", "unresponsive", "unreachable", "bad local memory",
-}
-
-func (s SRDStatus) String() string {
-	if s < numSRDStatuses {
-		return srdStatusNames[s]
-	}
-	return "undefined"
-}
-
-// ends reports whether a refusal with the status ends all requests of the flow.
-func (s SRDStatus) ends() bool { return s == SRDAborted || s == SRDBadDestQPN }
-
 // SRDWindow is the number of consecutive PSNs of a flow that may be outstanding. The receiver's bitmap has that size.
 const SRDWindow = 256
 
@@ -110,7 +75,7 @@ func (r *SRDReceiver) Executed(psn roce.PSN) {
 
 // Skip executes a Skip. It returns SRDSuccess if the packet with that PSN has been executed before, otherwise
 // SRDSkipped: the packet will not be executed. ok is false if no sender sends the PSN now.
-func (r *SRDReceiver) Skip(psn roce.PSN) (status SRDStatus, ok bool) {
+func (r *SRDReceiver) Skip(psn roce.PSN) (status roce.SRDStatus, ok bool) {
 	word, mask := r.skip(psn)
 	switch r.Arrive(psn) {
 	case SRDOutside:
@@ -120,9 +85,9 @@ func (r *SRDReceiver) Skip(psn roce.PSN) (status SRDStatus, ok bool) {
 		r.mark(psn)
 	}
 	if *word&mask == 0 {
-		return SRDSuccess, true
+		return roce.SRDSuccess, true
 	}
-	return SRDSkipped, true
+	return roce.SRDSkipped, true
 }
 
 func (r *SRDReceiver) mark(psn roce.PSN) {

@@ -46,7 +46,7 @@ type SRDRequest struct {
 // SRDResult is the end of a request.
 type SRDResult struct {
 	ID       uint32
-	Status   SRDStatus
+	Status   roce.SRDStatus
 	Began    int64 // when the first packet was sent; 0: never
 	Attempts int   // transmissions of the packet that failed
 }
@@ -110,15 +110,15 @@ type srdMessage struct {
 	began   int64 // when the first packet was sent
 	next    int32 // the next packet that was never sent
 	open    int32 // packets that were sent and are not acknowledged
-	rnr     uint8 // retransmissions that are left after refusals with SRDNotReady
-	waits   uint8 // refusals with SRDNotReady so far, up to 8
+	rnr     uint8 // retransmissions that are left after refusals with roce.SRDNotReady
+	waits   uint8 // refusals with roce.SRDNotReady so far, up to 8
 
-	refusals int  // with SRDNotReady
+	refusals int  // with roce.SRDNotReady
 	held     bool // the last packet waits for the others
 	used     bool
 	// status is the reason for which the request fails. The request ends when the peer has answered a Skip for each
 	// packet without an acknowledgement.
-	status SRDStatus
+	status roce.SRDStatus
 	lacks  bool // a packet was not executed
 }
 
@@ -276,7 +276,7 @@ func (s *SRDSender) cost(k *srdSlot) int {
 
 // skips reports whether a Skip replaces the packet of a slot.
 func (s *SRDSender) skips(k *srdSlot) bool {
-	return k.msg == noMessage || s.msgs[k.msg].status != SRDSuccess
+	return k.msg == noMessage || s.msgs[k.msg].status != roce.SRDSuccess
 }
 
 // length returns the bytes of a packet of a message.
@@ -482,7 +482,7 @@ func (s *SRDSender) settle(psn roce.PSN, response bool, now int64) {
 	m.open--
 	switch {
 	case m.open > 0:
-	case m.status != SRDSuccess:
+	case m.status != roce.SRDSuccess:
 		s.end(k.msg)
 	case m.held:
 		m.held = false
@@ -497,7 +497,7 @@ func (s *SRDSender) settle(psn roce.PSN, response bool, now int64) {
 func (s *SRDSender) end(i int32) {
 	m := &s.msgs[i]
 	if !m.lacks {
-		m.status = SRDSuccess
+		m.status = roce.SRDSuccess
 	}
 	s.done = append(s.done, SRDResult{ID: m.id, Status: m.status, Began: m.began, Attempts: m.refusals})
 	m.used = false
@@ -506,7 +506,7 @@ func (s *SRDSender) end(i int32) {
 
 // fail makes a request fail. A Skip replaces each of its packets that is not acknowledged. The request ends with the
 // last answer.
-func (s *SRDSender) fail(i int32, status SRDStatus) {
+func (s *SRDSender) fail(i int32, status roce.SRDStatus) {
 	m := &s.msgs[i]
 	for at := s.head; at < len(s.order); at++ {
 		if s.order[at] == i {
@@ -562,23 +562,23 @@ func (s *SRDSender) Responded(psn roce.PSN, now int64) {
 }
 
 // Refused handles the refusal of the packet with a PSN.
-func (s *SRDSender) Refused(psn roce.PSN, status SRDStatus, now int64) {
+func (s *SRDSender) Refused(psn roce.PSN, status roce.SRDStatus, now int64) {
 	switch {
 	case s.state == SRDClosed:
-	case status.ends():
+	case status == roce.SRDAborted || status == roce.SRDBadDestQPN: // all requests end
 		s.Fail(status)
-	case status == SRDForgotten:
+	case status == roce.SRDForgotten:
 		if s.state == SRDEstablished {
 			s.open()
 		}
-	case status > SRDForgotten, s.state != SRDEstablished, psn.Since(s.una) >= s.window():
+	case status > roce.SRDForgotten, s.state != SRDEstablished, psn.Since(s.una) >= s.window():
 	default:
 		k := s.slot(psn)
 		switch skips := s.skips(k); {
 		case k.state == srdAcked:
-		case status == SRDSuccess || status == SRDSkipped:
+		case status == roce.SRDSuccess || status == roce.SRDSkipped:
 			if skips { // the answer to the Skip
-				if k.msg != noMessage && status == SRDSkipped {
+				if k.msg != noMessage && status == roce.SRDSkipped {
 					s.msgs[k.msg].lacks = true
 				}
 				s.settle(psn, true, now)
@@ -586,7 +586,7 @@ func (s *SRDSender) Refused(psn roce.PSN, status SRDStatus, now int64) {
 				s.resendBefore(psn)
 			}
 		case skips:
-		case status != SRDNotReady:
+		case status != roce.SRDNotReady:
 			s.answered(now)
 			s.fail(k.msg, status)
 		default:
@@ -602,7 +602,7 @@ func (s *SRDSender) notReady(k *srdSlot, now int64) {
 	m := &s.msgs[k.msg]
 	m.refusals++
 	if m.rnr == 0 {
-		s.fail(k.msg, SRDNotReady)
+		s.fail(k.msg, roce.SRDNotReady)
 		return
 	}
 	if m.rnr != RNRForever {
@@ -620,12 +620,12 @@ func (s *SRDSender) FailPacket(psn roce.PSN) {
 		return
 	}
 	if k := s.slot(psn); k.state != srdAcked && !s.skips(k) {
-		s.fail(k.msg, SRDBadLocal)
+		s.fail(k.msg, roce.SRDBadLocal)
 	}
 }
 
 // Fail ends all requests, and closes the flow.
-func (s *SRDSender) Fail(status SRDStatus) {
+func (s *SRDSender) Fail(status roce.SRDStatus) {
 	for i := range s.msgs {
 		if s.msgs[i].used {
 			m := &s.msgs[i]
@@ -633,7 +633,7 @@ func (s *SRDSender) Fail(status SRDStatus) {
 				m.began = s.since
 			}
 			r := SRDResult{ID: m.id, Status: status, Began: m.began, Attempts: s.silent}
-			if m.status != SRDSuccess { // the peer has not answered all Skips
+			if m.status != roce.SRDSuccess { // the peer has not answered all Skips
 				r.Status, r.Attempts = m.status, m.refusals
 			}
 			s.done = append(s.done, r)
@@ -690,9 +690,9 @@ func (s *SRDSender) timedOut() bool {
 	}
 	if s.silent++; s.silent > srdTimeouts {
 		if s.heard {
-			s.Fail(SRDUnresponsive)
+			s.Fail(roce.SRDUnresponsive)
 		} else {
-			s.Fail(SRDUnreachable)
+			s.Fail(roce.SRDUnreachable)
 		}
 		return false
 	}

@@ -21,14 +21,14 @@ type srdLink struct {
 
 	loss, duplicate float64
 	jitter          int64 // ns
-	refuse          func(p *SRDPacket) SRDStatus
+	refuse          func(p *SRDPacket) roce.SRDStatus
 	dead            bool
 	forgets         bool // the receiver forgets the flow once
 
 	requests map[uint32]SRDRequest
 	executed map[uint32][]int // offsets, by request
 	order    []uint32         // requests in the order of the execution of their last packets
-	ended    map[uint32]SRDStatus
+	ended    map[uint32]roce.SRDStatus
 }
 
 type srdFlying struct {
@@ -40,7 +40,7 @@ const srdTestMTU = 1024
 
 func newSRDLink(t *testing.T, seed uint64) *srdLink {
 	l := &srdLink{t: t, rand: rand.New(rand.NewPCG(seed, 1)), now: 1, requests: map[uint32]SRDRequest{},
-		executed: map[uint32][]int{}, ended: map[uint32]SRDStatus{}}
+		executed: map[uint32][]int{}, ended: map[uint32]roce.SRDStatus{}}
 	l.snd.Init(srdTestMTU, l.rand.Uint32())
 	l.snd.RNRRetry = RNRForever
 	return l
@@ -75,7 +75,7 @@ func (l *srdLink) ack() {
 // arrive passes a packet to the receiver.
 func (l *srdLink) arrive(p SRDPacket, incarnation bool) {
 	if l.forgets && incarnation {
-		l.travel(func() { l.snd.Refused(p.PSN, SRDForgotten, l.now) })
+		l.travel(func() { l.snd.Refused(p.PSN, roce.SRDForgotten, l.now) })
 		return
 	}
 	if p.Op == SRDOpOpen {
@@ -99,7 +99,7 @@ func (l *srdLink) arrive(p SRDPacket, incarnation bool) {
 		return
 	case place == SRDNew:
 		if l.refuse != nil {
-			if status := l.refuse(&p); status != SRDSuccess {
+			if status := l.refuse(&p); status != roce.SRDSuccess {
 				l.travel(func() { l.snd.Refused(p.PSN, status, l.now) })
 				return
 			}
@@ -179,7 +179,7 @@ func (l *srdLink) run(limit time.Duration) {
 func (l *srdLink) checkSuccess() {
 	l.t.Helper()
 	for id, q := range l.requests {
-		if status, ok := l.ended[id]; !ok || status != SRDSuccess {
+		if status, ok := l.ended[id]; !ok || status != roce.SRDSuccess {
 			l.t.Errorf("request %d: got %v (ended: %t), want success", id, status, ok)
 		}
 		packets := (max(q.Length, 1) + srdTestMTU - 1) / srdTestMTU
@@ -202,11 +202,11 @@ func TestSRDSchedules(t *testing.T) {
 			l.jitter = l.rand.Int64N(int64(3 * time.Millisecond))
 			ready := l.rand.Float64()
 			if seed%3 == 0 {
-				l.refuse = func(*SRDPacket) SRDStatus {
+				l.refuse = func(*SRDPacket) roce.SRDStatus {
 					if l.rand.Float64() > max(ready, 0.3) {
-						return SRDNotReady
+						return roce.SRDNotReady
 					}
-					return SRDSuccess
+					return roce.SRDSuccess
 				}
 			}
 			for id := range uint32(l.rand.IntN(400)) {
@@ -230,11 +230,11 @@ func TestSRDFailedAndDelivered(t *testing.T) {
 		l := newSRDLink(t, seed)
 		l.loss, l.duplicate, l.jitter = 0.1, 0.2, int64(5*time.Millisecond)
 		l.snd.RNRRetry = uint8(seed % 4)
-		l.refuse = func(*SRDPacket) SRDStatus {
+		l.refuse = func(*SRDPacket) roce.SRDStatus {
 			if l.rand.IntN(2) == 0 {
-				return SRDNotReady
+				return roce.SRDNotReady
 			}
-			return SRDSuccess
+			return roce.SRDSuccess
 		}
 		for id := range uint32(20) {
 			l.post(id, SRDRequest{Kind: Send, Length: 8})
@@ -247,7 +247,7 @@ func TestSRDFailedAndDelivered(t *testing.T) {
 		}
 		for id, status := range l.ended {
 			want := 1
-			if status != SRDSuccess {
+			if status != roce.SRDSuccess {
 				want = 0
 				failed++
 			}
@@ -287,37 +287,37 @@ func TestSRDOrder(t *testing.T) {
 
 // TestSRDFailures tests the statuses of requests that fail, and of the requests behind them.
 func TestSRDFailures(t *testing.T) {
-	refuses := func(status SRDStatus) func(l *srdLink) {
+	refuses := func(status roce.SRDStatus) func(l *srdLink) {
 		return func(l *srdLink) {
-			l.refuse = func(p *SRDPacket) SRDStatus {
+			l.refuse = func(p *SRDPacket) roce.SRDStatus {
 				if p.ID == 1 {
 					return status
 				}
-				return SRDSuccess
+				return roce.SRDSuccess
 			}
 		}
 	}
 	for name, c := range map[string]struct {
 		prepare     func(l *srdLink)
-		first, rest SRDStatus
+		first, rest roce.SRDStatus
 	}{
-		"bad address":  {refuses(SRDBadAddress), SRDBadAddress, SRDSuccess},
-		"bad length":   {refuses(SRDBadLength), SRDBadLength, SRDSuccess},
-		"unknown peer": {refuses(SRDUnknownPeer), SRDUnknownPeer, SRDSuccess},
+		"bad address":  {refuses(roce.SRDBadAddress), roce.SRDBadAddress, roce.SRDSuccess},
+		"bad length":   {refuses(roce.SRDBadLength), roce.SRDBadLength, roce.SRDSuccess},
+		"unknown peer": {refuses(roce.SRDUnknownPeer), roce.SRDUnknownPeer, roce.SRDSuccess},
 		"not ready": {func(l *srdLink) {
-			refuses(SRDNotReady)(l)
+			refuses(roce.SRDNotReady)(l)
 			l.snd.RNRRetry = 3
-		}, SRDNotReady, SRDSuccess},
-		"no queue pair": {refuses(SRDBadDestQPN), SRDBadDestQPN, SRDBadDestQPN},
-		"aborted":       {refuses(SRDAborted), SRDAborted, SRDAborted},
-		"never answers": {func(l *srdLink) { l.dead = true }, SRDUnreachable, SRDUnreachable},
+		}, roce.SRDNotReady, roce.SRDSuccess},
+		"no queue pair": {refuses(roce.SRDBadDestQPN), roce.SRDBadDestQPN, roce.SRDBadDestQPN},
+		"aborted":       {refuses(roce.SRDAborted), roce.SRDAborted, roce.SRDAborted},
+		"never answers": {func(l *srdLink) { l.dead = true }, roce.SRDUnreachable, roce.SRDUnreachable},
 		"dies": {func(l *srdLink) {
-			l.refuse = func(*SRDPacket) SRDStatus {
+			l.refuse = func(*SRDPacket) roce.SRDStatus {
 				l.dead = true
-				return SRDSuccess
+				return roce.SRDSuccess
 			}
-		}, SRDUnresponsive, SRDUnresponsive},
-		"forgets": {func(l *srdLink) { l.rcv, l.forgets = SRDReceiver{base: 9}, true }, SRDSuccess, SRDSuccess},
+		}, roce.SRDUnresponsive, roce.SRDUnresponsive},
+		"forgets": {func(l *srdLink) { l.rcv, l.forgets = SRDReceiver{base: 9}, true }, roce.SRDSuccess, roce.SRDSuccess},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newSRDLink(t, 1)
@@ -331,7 +331,8 @@ func TestSRDFailures(t *testing.T) {
 				if id == 1 {
 					want = c.first
 				}
-				if l.ended[id] != want && name != "dies" || name == "dies" && l.ended[id] != want && l.ended[id] != SRDSuccess {
+				if l.ended[id] != want && name != "dies" ||
+					name == "dies" && l.ended[id] != want && l.ended[id] != roce.SRDSuccess {
 					t.Errorf("request %d: got %v, want %v", id, l.ended[id], want)
 				}
 			}
@@ -344,7 +345,7 @@ func TestSRDFailures(t *testing.T) {
 			}
 			l.post(9, SRDRequest{Kind: Send, Length: 1})
 			l.run(2 * time.Minute)
-			if l.ended[9] != SRDSuccess {
+			if l.ended[9] != roce.SRDSuccess {
 				t.Errorf("later request: got %v, want success", l.ended[9])
 			}
 		})
@@ -390,7 +391,7 @@ func FuzzSRDSender(f *testing.F) {
 				n := min(int(next())%(SRDBitmapLen+4), len(in))
 				s.Acked(at, in[:n], now)
 			case 4:
-				s.Refused(psn(), SRDStatus(next()%16), now)
+				s.Refused(psn(), roce.SRDStatus(next()%16), now)
 			case 5:
 				now += int64(next()) * int64(time.Millisecond)
 				s.Expire(now)
@@ -412,7 +413,7 @@ func FuzzSRDSender(f *testing.F) {
 				t.Fatalf("got %d bytes in flight", out)
 			}
 		}
-		s.Fail(SRDAborted)
+		s.Fail(roce.SRDAborted)
 		if ended += len(s.Results()); ended != posted || !s.Idle() {
 			t.Fatalf("got %d ends of %d requests", ended, posted)
 		}
