@@ -60,7 +60,7 @@ var services = map[ib.QPType]service{
 	ib.QPTypeGSI:     {wire: roce.UD, datagram: true},
 	ib.QPTypeXRCInit: {wire: roce.XRC, reliable: true},
 	ib.QPTypeXRCTgt:  {wire: roce.XRC, reliable: true},
-	ib.QPTypeDriver:  {wire: roce.SRD, reliable: true, datagram: true},
+	ib.QPTypeSRD:  {wire: roce.SRD, reliable: true, datagram: true},
 }
 
 // QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
@@ -139,8 +139,8 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		}
 	}
 	types := d.traits.QPTypes
-	listed := types == nil && init.Type != ib.QPTypeDriver || slices.Contains(types, init.Type)
-	if !listed && (d.context(u) != nil || init.Type == ib.QPTypeDriver) {
+	listed := types == nil && init.Type != ib.QPTypeSRD || slices.Contains(types, init.Type)
+	if !listed && (d.context(u) != nil || init.Type == ib.QPTypeSRD) {
 		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := &init.Cap

@@ -424,7 +424,7 @@ func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
 	switch {
 	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
 		t == ib.QPTypeUC && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write || k == transport.Local),
-		t == ib.QPTypeDriver && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write ||
+		t == ib.QPTypeSRD && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write ||
 			k == transport.Read),
 		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == transport.Send && op != uapi.WRSendWithInv:
 		return k

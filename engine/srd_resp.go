@@ -317,7 +317,7 @@ func (s *srd) respond(p *pass, y *srdReply) bool {
 
 // refusesUnknown answers requests of SRD for a queue pair that does not exist, at most a few.
 func (d *Device) refusesUnknown(num uint32, a *link.Arrival, packets [][]byte) {
-	if !slices.Contains(d.traits.QPTypes, ib.QPTypeDriver) {
+	if !slices.Contains(d.traits.QPTypes, ib.QPTypeSRD) {
 		return
 	}
 	for _, data := range packets[:min(len(packets), maxUnknown)] {

@@ -59,8 +59,10 @@ const (
 	QPTypeRaw     = uapi.QPTRawPacket
 	QPTypeXRCInit = uapi.QPTXRCIni
 	QPTypeXRCTgt  = uapi.QPTXRCTgt
-	// QPTypeDriver is the type that the driver defines: SRD of EFA.
-	QPTypeDriver = uapi.QPTDriver
+	// QPTypeSRD is the scalable reliable datagram of EFA, the only type that a driver defines (IB_QPT_DRIVER). Requests
+	// have an address handle, as those of UD. SEND, RDMA WRITE, both also with immediate data, and RDMA READ are
+	// reliable, and have no order. A request that fails leaves the queue pair, and other requests, as they are.
+	QPTypeSRD = uapi.QPTDriver
 )
 
 // QPState is a queue pair's state (IBA 10.3.1).

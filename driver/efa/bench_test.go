@@ -22,7 +22,7 @@ func BenchmarkSRD(b *testing.B) {
 			fabric := &engine.Fabric{}
 			net := simnet.New(simnet.Config{})
 			join := func(cfg *efa.Config) { cfg.Fabric = fabric }
-			x, y := newProgram(b, net, "10.0.0.1", ib.QPTypeDriver, join), newProgram(b, net, "10.0.0.2", ib.QPTypeDriver, join)
+			x, y := newProgram(b, net, "10.0.0.1", ib.QPTypeSRD, join), newProgram(b, net, "10.0.0.2", ib.QPTypeSRD, join)
 			_, ah := x.newAH("10.0.0.2")
 			y.newAH("10.0.0.1")
 			b.SetBytes(int64(c.n))

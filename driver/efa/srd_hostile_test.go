@@ -77,7 +77,7 @@ func TestSRDRandomRings(t *testing.T) {
 			if err := a.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 				t.Error(err)
 			}
-			c := newProgram(t, net, "10.0.0.3", ib.QPTypeDriver)
+			c := newProgram(t, net, "10.0.0.3", ib.QPTypeSRD)
 			_, self := c.newAH("10.0.0.3")
 			c.recv(1, 0, 100)
 			c.send(9, self, c.qp.Num(), 0, 3, nil)
@@ -130,7 +130,7 @@ func TestSRDManyFlowsOfOneRequester(t *testing.T) {
 			a.send(1, ah, b.qp.Num(), 0, 3, nil)
 			time.Sleep(200 * time.Microsecond)
 		}
-		c := newProgram(t, net, "10.0.0.3", ib.QPTypeDriver)
+		c := newProgram(t, net, "10.0.0.3", ib.QPTypeSRD)
 		_, toB := c.newAH("10.0.0.2")
 		b.recv(1, 0, 100)
 		c.send(5, toB, b.qp.Num(), 0, 3, nil)
@@ -186,7 +186,7 @@ func TestSRDInventedRequesters(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 		for i := range uint16(3) {
-			c := newProgram(t, net, fmt.Sprintf("10.0.0.%d", 3+i), ib.QPTypeDriver)
+			c := newProgram(t, net, fmt.Sprintf("10.0.0.%d", 3+i), ib.QPTypeSRD)
 			_, toB := c.newAH("10.0.0.2")
 			b.recv(1, 0, 100)
 			c.send(5, toB, b.qp.Num(), 0, 3, nil)

@@ -19,7 +19,7 @@ import (
 // newSRD makes two programs with queue pairs of SRD and an address handle of one another each. The caller runs in a
 // bubble of synctest.
 func newSRD(t testing.TB, net *simnet.Net) (a, b *program, toB, toA uint16) {
-	a, b = newProgram(t, net, "10.0.0.1", ib.QPTypeDriver), newProgram(t, net, "10.0.0.2", ib.QPTypeDriver)
+	a, b = newProgram(t, net, "10.0.0.1", ib.QPTypeSRD), newProgram(t, net, "10.0.0.2", ib.QPTypeSRD)
 	_, toB = a.newAH("10.0.0.2")
 	_, toA = b.newAH("10.0.0.1")
 	return a, b, toB, toA

@@ -300,7 +300,7 @@ const (
 
 // transitionMask returns the mask of the transition to a state.
 func transitionMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
-	datagram := kind == ib.QPTypeUD
+	datagram := kind == ib.QPTypeUD || kind == ib.QPTypeSRD
 	requester := kind == ib.QPTypeRC || kind == ib.QPTypeXRCInit
 	responder := kind == ib.QPTypeRC || kind == ib.QPTypeXRCTgt
 	switch {

@@ -130,7 +130,8 @@ func testQPTransitions(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	r := rand.New(rand.NewPCG(11, 13))
 	types := 0
-	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt} {
+	for _, kind := range append(queuePairTypes, ib.QPTypeXRCInit, ib.QPTypeXRCTgt,
+		ib.QPTypeSRD) {
 		qp := e.newQPOfType(kind, pd, cq)
 		if qp == nil {
 			e.Logf("the driver has no %v queue pairs", kind)

@@ -74,7 +74,7 @@ func slotsFor(n int) int { return 1 << bits.Len(uint(max(n, 1)-1)) }
 // Traits implements queue.Layout.
 func (Layout) Traits() queue.Traits {
 	return queue.Traits{
-		QPTypes:      []ib.QPType{ib.QPTypeUD, ib.QPTypeDriver},
+		QPTypes:      []ib.QPType{ib.QPTypeUD, ib.QPTypeSRD},
 		QPNumberBits: 16, QPSlotBits: 12, KeyBits: 24, AHBits: 16,
 		AddressGIDs: true, SharesAH: true, StoreDoorbells: true, AllRKeys: true, MaxRDMASize: maxRDMASize,
 		Attributes: attributes, Port: port,
@@ -198,7 +198,7 @@ func (p *program) CreateQP(typ ib.QPType, c *ib.QPCap, hasRecv bool, u *ib.Udata
 	switch {
 	case !hasRecv:
 		return fail("queue pair with a shared receive queue")
-	case typ == ib.QPTypeDriver && cmd.DriverQPType != efa.QPDriverTypeSRD:
+	case typ == ib.QPTypeSRD && cmd.DriverQPType != efa.QPDriverTypeSRD:
 		return nil, nil, fmt.Errorf("queue pair of the driver's type %d: %w", cmd.DriverQPType, syscall.EOPNOTSUPP)
 	case cmd.CompMask != 0 || cmd.Flags != 0 || cmd.Reserved98 != [5]uint8{}:
 		return nil, nil, fmt.Errorf("queue pair with flags %#x: %w", cmd.Flags, syscall.EOPNOTSUPP)

@@ -12,8 +12,8 @@ type transitionRow struct {
 	Required, Optional string
 }
 
-// Types lists all service types.
-var Types = []string{"SMI", "GSI", "RC", "UC", "UD", "RAW_PACKET", "XRC_INI", "XRC_TGT"}
+// Types lists all service types. DRIVER is SRD of EFA (srd_qp_state_table).
+var Types = []string{"SMI", "GSI", "RC", "UC", "UD", "RAW_PACKET", "XRC_INI", "XRC_TGT", "DRIVER"}
 
 // States lists all states, by number.
 var States = []string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
@@ -28,48 +28,49 @@ var Attrs = map[string]uint32{
 
 // transitionRows is the table. In addition to the rows, every state may move to RESET and to ERR without attributes.
 var transitionRows = []transitionRow{
-	{"RESET", "INIT", "UD", "pkey port qkey", ""},
+	{"RESET", "INIT", "UD DRIVER", "pkey port qkey", ""},
 	{"RESET", "INIT", "SMI GSI", "pkey qkey", ""},
 	{"RESET", "INIT", "RC UC XRC_INI XRC_TGT", "pkey port access", ""},
 	{"RESET", "INIT", "RAW_PACKET", "port", ""},
 
-	{"INIT", "INIT", "UD", "", "pkey port qkey"},
+	{"INIT", "INIT", "UD DRIVER", "", "pkey port qkey"},
 	{"INIT", "INIT", "SMI GSI", "", "pkey qkey"},
 	{"INIT", "INIT", "RC UC XRC_INI XRC_TGT", "", "pkey port access"},
 	{"INIT", "INIT", "RAW_PACKET", "", ""},
 
-	{"INIT", "RTR", "UD SMI GSI", "", "pkey qkey"},
+	{"INIT", "RTR", "UD DRIVER SMI GSI", "", "pkey qkey"},
 	{"INIT", "RTR", "UC XRC_INI", "av mtu dest_qpn rq_psn", "alt access pkey"},
 	{"INIT", "RTR", "RC XRC_TGT", "av mtu dest_qpn rq_psn dest_rd_atom rnr_timer", "alt access pkey"},
 	{"INIT", "RTR", "RAW_PACKET", "", ""},
 
 	{"RTR", "RTS", "UD SMI GSI", "sq_psn", "cur qkey"},
+	{"RTR", "RTS", "DRIVER", "sq_psn", "cur qkey rnr_retry"},
 	{"RTR", "RTS", "UC", "sq_psn", "cur access alt mig"},
 	{"RTR", "RTS", "RC", "timeout retry rnr_retry sq_psn rd_atom", "cur access alt mig rnr_timer"},
 	{"RTR", "RTS", "XRC_INI", "timeout retry rnr_retry sq_psn rd_atom", "cur access alt mig"},
 	{"RTR", "RTS", "XRC_TGT", "timeout sq_psn", "cur access alt mig rnr_timer"},
 	{"RTR", "RTS", "RAW_PACKET", "", "rate"},
 
-	{"RTS", "RTS", "UD SMI GSI", "", "cur qkey"},
+	{"RTS", "RTS", "UD DRIVER SMI GSI", "", "cur qkey"},
 	{"RTS", "RTS", "UC XRC_INI", "", "cur access alt mig"},
 	{"RTS", "RTS", "RC XRC_TGT", "", "cur access alt mig rnr_timer"},
 	{"RTS", "RTS", "RAW_PACKET", "", "rate"},
 
-	{"RTS", "SQD", "UD SMI GSI UC RC XRC_INI XRC_TGT RAW_PACKET", "", "notify"},
+	{"RTS", "SQD", "UD DRIVER SMI GSI UC RC XRC_INI XRC_TGT RAW_PACKET", "", "notify"},
 
-	{"SQD", "RTS", "UD SMI GSI", "", "cur qkey"},
+	{"SQD", "RTS", "UD DRIVER SMI GSI", "", "cur qkey"},
 	{"SQD", "RTS", "UC XRC_INI", "", "cur access alt mig"},
 	{"SQD", "RTS", "RC XRC_TGT", "", "cur access alt mig rnr_timer"},
 	{"SQD", "RTS", "RAW_PACKET", "", ""},
 
-	{"SQD", "SQD", "UD SMI GSI", "", "pkey qkey"},
+	{"SQD", "SQD", "UD DRIVER SMI GSI", "", "pkey qkey"},
 	{"SQD", "SQD", "UC", "", "av alt access pkey mig"},
 	{"SQD", "SQD", "RC", "", "port av timeout retry rnr_retry rd_atom dest_rd_atom alt access pkey rnr_timer mig"},
 	{"SQD", "SQD", "XRC_INI", "", "port av timeout retry rnr_retry rd_atom alt access pkey mig"},
 	{"SQD", "SQD", "XRC_TGT", "", "port av timeout dest_rd_atom alt access pkey rnr_timer mig"},
 	{"SQD", "SQD", "RAW_PACKET", "", ""},
 
-	{"SQE", "RTS", "UD SMI GSI", "", "cur qkey"},
+	{"SQE", "RTS", "UD DRIVER SMI GSI", "", "cur qkey"},
 	{"SQE", "RTS", "UC", "", "cur access"},
 	{"SQE", "RTS", "RC XRC_INI XRC_TGT RAW_PACKET", "", ""},
 }
