@@ -41,7 +41,7 @@ var qpTransitions = func() map[[2]QPState]qpTransition {
 		toRTR = QPAttrAV | QPAttrPathMTU | QPAttrDestQPN | QPAttrRQPSN
 	)
 	rc, uc, ini, tgt := []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit}, []QPType{QPTypeXRCTgt}
-	srd := []QPType{QPTypeSRD}            // srd_qp_state_table of efa
+	srd := []QPType{QPTypeSRD}               // srd_qp_state_table of efa
 	ud := append([]QPType{QPTypeUD}, srd...) // with the same attributes
 	initial := masksByType{
 		{ud, QPAttrPKeyIndex | QPAttrPort | QPAttrQKey},

@@ -17,6 +17,27 @@ import (
 	"verbena/uapi"
 )
 
+// TestContract checks SRD on both ways that packets take.
+func TestContract(t *testing.T) {
+	for name, shortcut := range map[string]bool{"shortcut": true, "wire": false} {
+		t.Run(name, func(t *testing.T) {
+			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
+				d, err := efa.New(efa.Config{
+					Name: "efa0", Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
+					Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}),
+					Fabric: &engine.Fabric{}, Logf: t.Logf,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { d.Close() })
+				d.SetShortcut(shortcut)
+				return d.Handle()
+			}, ibtest.Bubble(), ibtest.Groups("QueuePair", "SRD"))
+		})
+	}
+}
+
 // TestDriver opens an adapter as a service does. The device must have the user ABI of EFA, and must keep
 // the contract in the checks that involve its queues. Package engine runs the whole suite.
 func TestDriver(t *testing.T) {

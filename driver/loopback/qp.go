@@ -66,7 +66,7 @@ type recvQueue struct {
 func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	c := &init.Cap
 	switch init.Type {
-	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt, ib.QPTypeSRD:
 	default:
 		return nil, fmt.Errorf("unsupported type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
@@ -75,7 +75,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
 	}
 	q := &QP{dev: d, obj: obj, pd: domainOf(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
-	q.user = init.User
+	q.user, q.attr.RNRRetry = init.User, q.initialRNRRetry()
 	if u != nil {
 		q.user = u.Context // the queues are in this process as well: a user context posts by commands
 	}
@@ -177,8 +177,16 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 //
 //verbena:held q.dev.mu
 func (q *QP) reset() {
-	q.state, q.attr, q.waiting = ib.QPReset, ib.QPAttr{}, false
+	q.state, q.attr, q.waiting = ib.QPReset, ib.QPAttr{RNRRetry: q.initialRNRRetry()}, false
 	q.sq.n, q.own.n = 0, 0
+}
+
+// initialRNRRetry returns the RNR retry count before Modify sets it.
+func (q *QP) initialRNRRetry() uint8 {
+	if q.init.Type == ib.QPTypeSRD {
+		return 7
+	}
+	return 0
 }
 
 // moveToError flushes all work requests.
@@ -343,6 +351,13 @@ func returnsDataToRequester(op ib.WROpcode) bool {
 // fields.
 func (q *QP) isSupportedRequest(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
+	if q.init.Type == ib.QPTypeSRD {
+		switch wr.Opcode {
+		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead:
+			return wr.AH != nil
+		}
+		return false
+	}
 	switch wr.Opcode {
 	case ib.WRSend, ib.WRSendWithImm:
 		return q.init.Type != ib.QPTypeUD || wr.AH != nil
@@ -427,7 +442,7 @@ func (d *Device) resumeWaitingQPsOnce() {
 		if !q.waiting {
 			continue // the queue pair no longer waits
 		}
-		if q.waiting = false; q.executeFirstSend() {
+		if q.waiting = false; q.init.Type == ib.QPTypeSRD || q.executeFirstSend() {
 			q.runSends()
 		}
 		q.raiseDrainedEvent()

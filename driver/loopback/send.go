@@ -11,6 +11,9 @@ import (
 //
 //verbena:held q.dev.mu
 func (q *QP) runSends() {
+	if q.init.Type == ib.QPTypeSRD && q.state == ib.QPRTS {
+		q.runIndependentSends()
+	}
 	for q.sq.n > 0 && !q.waiting {
 		switch {
 		case q.dev.dead:
@@ -20,6 +23,27 @@ func (q *QP) runSends() {
 		case q.state != ib.QPRTS || !q.executeFirstSend():
 			return
 		}
+	}
+}
+
+// runIndependentSends executes the send queue of SRD. A request that must wait does not delay the others.
+//
+//verbena:held q.dev.mu
+func (q *QP) runIndependentSends() {
+	for n := q.sq.n; n > 0 && q.state == ib.QPRTS && !q.dev.dead; n-- {
+		w := q.sq.pop()
+		q.busy = true
+		status, length, wait := q.executeRequest(w)
+		q.busy = false
+		if !wait {
+			q.completeSend(w, status, length)
+			continue
+		}
+		last := q.sq.push()
+		*last, *w = *w, *last // each slot has slices of its own
+	}
+	if q.waiting = false; q.sq.n > 0 && q.state == ib.QPRTS && !q.dev.dead {
+		q.markSendWaiting()
 	}
 }
 
@@ -68,7 +92,7 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	switch {
 	case lost: // in both queues (IBA 11.6.3.1)
 		q.moveToError()
-	case !failed || over:
+	case !failed || over || q.init.Type == ib.QPTypeSRD:
 	case q.init.Type == ib.QPTypeUD || q.init.Type == ib.QPTypeUC:
 		q.state = ib.QPSQE
 		q.flushSends()
@@ -146,7 +170,7 @@ func (q *QP) executeRequest(w *sendWQE) (status ib.WCStatus, n uint64, wait bool
 	case !d.checkLocalList(src, w.sges, q.pd, 0, wholeListLength):
 		return ib.WCLocProtErr, 0, false
 	}
-	if src.n > maxMsgSize || q.init.Type == ib.QPTypeUD && src.n > uint64(mtu.Bytes()) {
+	if src.n > maxMsgSize || q.isDatagram(w) && src.n > uint64(mtu.Bytes()) {
 		return ib.WCLocLenErr, 0, false
 	}
 	if q.init.Type == ib.QPTypeUD {
@@ -155,9 +179,8 @@ func (q *QP) executeRequest(w *sendWQE) (status ib.WCStatus, n uint64, wait bool
 		}
 		return q.sendDatagram(w), 0, false
 	}
-	peer := q.connectedPeer()
+	peer, status, wait := q.peerOf(w)
 	if peer == nil {
-		status, wait = q.noResponseStatus()
 		return status, 0, wait
 	}
 	switch w.wr.Opcode {
@@ -167,6 +190,44 @@ func (q *QP) executeRequest(w *sendWQE) (status ib.WCStatus, n uint64, wait bool
 		status, wait = q.executeSend(w, peer)
 	}
 	return status, 0, wait
+}
+
+// isDatagram reports whether a request is a message of one packet.
+func (q *QP) isDatagram(w *sendWQE) bool {
+	send := w.wr.Opcode == ib.WRSend || w.wr.Opcode == ib.WRSendWithImm
+	return q.init.Type == ib.QPTypeUD || q.init.Type == ib.QPTypeSRD && send
+}
+
+// peerOf returns the queue pair that executes a request; nil if there is none, with the result of the request.
+func (q *QP) peerOf(w *sendWQE) (p *QP, status ib.WCStatus, wait bool) {
+	if q.init.Type != ib.QPTypeSRD {
+		if p = q.connectedPeer(); p == nil {
+			status, wait = q.noResponseStatus()
+		}
+		return p, status, wait
+	}
+	p = q.dev.qps[w.wr.RemoteQPN]
+	switch {
+	case w.ahPD != q.pd:
+		return nil, ib.WCLocQPOpErr, false
+	case w.ah.GRH.DGID != q.dev.gid:
+		return nil, ib.WCRetryExcErr, false
+	case p == nil || p.init.Type != ib.QPTypeSRD:
+		return nil, ib.WCRemInvRDReqErr, false
+	case p.state == ib.QPErr:
+		return nil, ib.WCRemAbortErr, false
+	case !p.canReceive() || p.attr.QKey != q.requestQKey(w):
+		return nil, ib.WCRetryExcErr, false
+	}
+	return p, ib.WCSuccess, false
+}
+
+// requestQKey returns the Q_Key of a request. A controlled Q_Key stands for the sender's own one (IBA 10.2.5).
+func (q *QP) requestQKey(w *sendWQE) uint32 {
+	if w.wr.RemoteQKey&(1<<31) != 0 {
+		return q.attr.QKey
+	}
+	return w.wr.RemoteQKey
 }
 
 // senderStatus returns the sender's status for a failure at the peer.
@@ -213,7 +274,7 @@ func (q *QP) canReceive() bool { return q.state >= ib.QPRTR && q.state <= ib.QPS
 // failResponder moves the responder to the error state. failResponder raises the event e if no completion reports the
 // failure.
 func (p *QP) failResponder(e ib.EventType) {
-	if p.init.Type != ib.QPTypeUC {
+	if p.init.Type != ib.QPTypeUC && p.init.Type != ib.QPTypeSRD {
 		p.obj.Raise(e)
 		p.moveToError()
 	}
@@ -255,6 +316,8 @@ func (q *QP) executeSend(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
 	case dst.n < src.n && q.init.Type == ib.QPTypeUC:
 		return ib.WCSuccess, false // the message is lost and the receive remains (class D of IBA 9.9.3)
+	case dst.n < src.n && q.init.Type == ib.QPTypeSRD:
+		return ib.WCRemInvReqErr, false // the receive remains
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
 	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidateKey(w.wr.InvalidateRKey, p):
@@ -278,7 +341,11 @@ func (q *QP) executeSend(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 		wc.Flags, wc.InvalidateRKey = ib.WCWithInvalidate, w.wr.InvalidateRKey
 	}
 	p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
-	if wc.Status != ib.WCSuccess {
+	switch {
+	case wc.Status == ib.WCSuccess:
+	case q.init.Type == ib.QPTypeSRD:
+		status = ib.WCBadRespErr
+	default:
 		p.moveToError()
 	}
 	return q.senderStatus(status), false
@@ -327,7 +394,7 @@ func (w *sendWQE) isAlignedAtomic() bool {
 // not allow is an access error (IBA 9.9.3).
 func (d *Device) checkPeerAccess(m *messageMemory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
 	switch {
-	case p.attr.AccessFlags&need != need, w.isAlignedAtomic() && w.wr.RemoteAddr%8 != 0:
+	case p.init.Type != ib.QPTypeSRD && p.attr.AccessFlags&need != need, w.isAlignedAtomic() && w.wr.RemoteAddr%8 != 0:
 		p.failResponder(ib.EventQPReqErr)
 		return ib.WCRemInvReqErr
 	case !d.checkRemoteAccess(m, w, n, p, need):
@@ -354,9 +421,8 @@ func (q *QP) executeFetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) 
 	if n > maxMsgSize {
 		return ib.WCLocLenErr, 0, false
 	}
-	p := q.connectedPeer()
+	p, status, wait := q.peerOf(w)
 	if p == nil {
-		status, wait = q.noResponseStatus()
 		return status, 0, wait
 	}
 	if status = d.checkPeerAccess(src, w, n, p, need); status != ib.WCSuccess {
@@ -421,11 +487,7 @@ func (q *QP) sendDatagram(w *sendWQE) ib.WCStatus {
 
 // deliverDatagram copies the source to p. deliverDatagram returns false if the source cannot be read.
 func (q *QP) deliverDatagram(w *sendWQE, p *QP) bool {
-	qkey := w.wr.RemoteQKey
-	if qkey&(1<<31) != 0 { // controlled Q_Key: the sender's own Q_Key is used (IBA 10.2.5)
-		qkey = q.attr.QKey
-	}
-	if p.init.Type != ib.QPTypeUD || !p.canReceive() || p.attr.QKey != qkey || p.rq.n == 0 {
+	if p.init.Type != ib.QPTypeUD || !p.canReceive() || p.attr.QKey != q.requestQKey(w) || p.rq.n == 0 {
 		return true
 	}
 	d := q.dev

@@ -898,7 +898,7 @@ var driverDefects = slices.Concat([]driverDefect{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, flushDefects, cqDefects, memoryDefects, sleepDefects, disassociateDefects,
-	completionDefects, keyDefects, timerDefects, attributeDefects, limitDefects, datagramDefects,
+	completionDefects, keyDefects, timerDefects, attributeDefects, limitDefects, datagramDefects, srdDefects,
 	sendDefects, rejectionDefects,
 	valueDefects, scaleDefects)
 

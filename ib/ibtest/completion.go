@@ -160,6 +160,13 @@ func (p *pair) operationsOfType() []qpOperation {
 		return ops
 	}
 	ops = append(ops, qpOperation{"RDMA READ", rdma(ib.WRRDMARead), ib.WCRDMARead, false})
+	if kind == ib.QPTypeSRD {
+		d := p.newDatagramRequest(1, p.e.newAH(p.pd), 8)
+		for i := range ops {
+			ops[i].wr.AH, ops[i].wr.RemoteQPN, ops[i].wr.RemoteQKey = d.AH, d.RemoteQPN, d.RemoteQKey
+		}
+		return ops
+	}
 	a, err := p.e.dev.QueryDevice()
 	p.e.must("query device", err)
 	if a.AtomicCap != ib.AtomicNone {

@@ -174,7 +174,7 @@ func allChecks() []ruleTest {
 		rejectedMemoryChecks, memoryFaultChecks, flushQueueChecks, retriedMessageChecks, failedStateChecks,
 		registrationChecks,
 		srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks,
+		attributeChecks, datagramChecks, srdChecks, windowChecks,
 		limitChecks, resizeChecks, destroyedObjectChecks, scaleChecks, modelChecks,
 		wrapChecks, loadChecks,
 	)
