@@ -42,7 +42,7 @@ func (q *completionQueue) Push(wc *uapi.WC) (ok bool) {
 	if q.pushed/q.slots&1 != 0 {
 		flags = 0
 	}
-	c := efa.CDescCommon{ReqID: uint16(wc.WRID), Status: statusOf(wc.Status), QPNum: uint16(wc.QPNum)}
+	c := efa.CDescCommon{ReqID: uint16(wc.WRID), Status: efa.StatusOf(wc.Status), QPNum: uint16(wc.QPNum)}
 	if wc.Opcode&uapi.WCRecv != 0 {
 		if uapi.IBVWCFlags(wc.WCFlags)&uapi.IBVWCWithImm != 0 {
 			flags |= efa.IOCDescCommonHasImmMask
@@ -103,29 +103,3 @@ func (q *completionQueue) Consume(uint32, uint32) (ok bool) { return true }
 
 // Free implements queue.CompletionQueue.
 func (q *completionQueue) Free() { q.region.shared.Free() }
-
-// statuses are the statuses of EFA for those of verbs. The library translates them back. (to_ibv_status of rdma-core)
-var statuses = map[uapi.WCStatus]efa.CompStatus{
-	uapi.WCSuccess:        efa.IOCompStatusOK,
-	uapi.WCWRFlushErr:     efa.IOCompStatusFlushed,
-	uapi.WCLocQPOpErr:     efa.IOCompStatusLocalErrorUnsupportedOp,
-	uapi.WCLocProtErr:     efa.IOCompStatusLocalErrorInvalidLKey,
-	uapi.WCLocLenErr:      efa.IOCompStatusLocalErrorBadLength,
-	uapi.WCRemAccessErr:   efa.IOCompStatusRemoteErrorBadAddress,
-	uapi.WCRemAbortErr:    efa.IOCompStatusRemoteErrorAbort,
-	uapi.WCRemInvRDReqErr: efa.IOCompStatusRemoteErrorBadDestQPN,
-	uapi.WCRNRRetryExcErr: efa.IOCompStatusRemoteErrorRNR,
-	uapi.WCRemInvReqErr:   efa.IOCompStatusRemoteErrorBadLength,
-	uapi.WCBadRespErr:     efa.IOCompStatusRemoteErrorBadStatus,
-	uapi.WCRespTimeoutErr: efa.IOCompStatusLocalErrorUnrespRemote,
-	uapi.WCRetryExcErr:    efa.IOCompStatusLocalErrorUnreachRemote,
-	uapi.WCRemOpErr:       efa.IOCompStatusRemoteErrorUnknownPeer,
-}
-
-// statusOf returns the status of EFA for one of verbs.
-func statusOf(s uapi.WCStatus) efa.CompStatus {
-	if c, ok := statuses[s]; ok {
-		return c
-	}
-	return efa.IOCompStatusLocalErrorQPInternalError
-}

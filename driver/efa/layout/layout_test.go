@@ -443,7 +443,7 @@ func TestCompletions(t *testing.T) {
 func TestStatuses(t *testing.T) {
 	seen := map[efa.CompStatus]bool{}
 	for s := uapi.WCSuccess; s <= uapi.WCGeneralErr; s++ {
-		c := statusOf(s)
+		c := efa.StatusOf(s)
 		if c != efa.IOCompStatusLocalErrorQPInternalError && seen[c] {
 			t.Errorf("status %v: got %d, which another status has", s, c)
 		}
