@@ -148,7 +148,7 @@ type Endpoint struct {
 	GID  GID
 	QPN  uint32
 	PSN  uint32 // PSN of the first packet that the queue pair sends
-	QKey uint32 // Q_Key of a UD queue pair
+	QKey uint32 // Q_Key of a UD or SRD queue pair
 	MTU  MTU    // the largest MTU of the endpoint's port
 }
 
@@ -196,7 +196,7 @@ type Path struct {
 	Reads        int
 	TrafficClass uint8
 	FlowLabel    uint32
-	QKey         uint32 // for UD queue pairs; 0 means DefaultQKey
+	QKey         uint32 // for UD and SRD queue pairs; 0 means DefaultQKey
 }
 
 const (
@@ -267,7 +267,8 @@ func (q *QP) localAddress(p *Path) (g GIDEntry, mtu MTU, err error) {
 }
 
 // Connect moves the queue pair from RESET or INIT to RTS, connected to a peer. Receives should be posted before the
-// peer can send: see Prepare. A UD queue pair has no peer and is activated instead: see Activate. Connect may sleep.
+// peer can send: see Prepare. A UD or SRD queue pair has no peer and is activated instead: see Activate. Connect may
+// sleep.
 func (q *QP) Connect(peer Endpoint) error { return q.ConnectVia(peer, Path{}) }
 
 // ConnectPair connects two queue pairs of this process to each other. ConnectPair may sleep.
@@ -294,7 +295,7 @@ func (q *QP) Prepare(p Path) error {
 	}
 	mask := AttrState | AttrPKeyIndex | AttrPort
 	a := QPAttr{State: Init, Port: uint8(max(p.Port, 1)), Access: p.Access, QKey: p.qkeyOrDefault()}
-	if q.init.Type == UD {
+	if q.init.hasNoPeer() {
 		return q.Modify(a, mask|AttrQKey)
 	}
 	if a.Access == 0 {
@@ -316,9 +317,9 @@ func (q *QP) Prepare(p Path) error {
 	return q.Modify(a, mask|AttrAccess)
 }
 
-// Activate moves a UD queue pair from RESET or INIT to RTS. Activate may sleep.
+// Activate moves a UD or SRD queue pair from RESET or INIT to RTS. Activate may sleep.
 func (q *QP) Activate(p Path) error {
-	if q.init.Type != UD {
+	if !q.init.hasNoPeer() {
 		return wrapOpError(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("the queue pair is of type %v, which needs a peer: %w", q.init.Type, errInvalid))
 	}
@@ -328,7 +329,11 @@ func (q *QP) Activate(p Path) error {
 	if err := q.Modify(QPAttr{State: RTR}, AttrState); err != nil {
 		return err
 	}
-	return q.Modify(QPAttr{State: RTS, SendPSN: q.initialPSN()}, AttrState|AttrSendPSN)
+	mask := AttrState | AttrSendPSN
+	if q.init.Type == SRD {
+		mask |= AttrRNRRetry
+	}
+	return q.Modify(QPAttr{State: RTS, SendPSN: q.initialPSN(), RNRRetry: retryCode(p.RNRRetries)}, mask)
 }
 
 // ensureInit moves the queue pair to INIT, unless the queue pair is already in INIT.
@@ -345,9 +350,9 @@ func (q *QP) ensureInit(p Path) error {
 
 // ConnectVia is Connect with the options of a Path.
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
-	if q.init.Type == UD {
+	if q.init.hasNoPeer() {
 		return wrapOpError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
-			fmt.Errorf("the queue pair is of type UD, which has no peer: %w", errInvalid))
+			fmt.Errorf("the queue pair is of type UD or SRD, which has no peer: %w", errInvalid))
 	}
 	if p.Reads < 0 || p.Reads > 255 {
 		return wrapOpError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,

@@ -15,11 +15,12 @@ import (
 	"verbena/verbs/internal/cmd"
 	"verbena/verbs/internal/transport"
 	"verbena/verbs/provider"
+	"verbena/verbs/provider/efa"
 	"verbena/verbs/provider/rxe"
 )
 
 // providers lists the known providers.
-var providers = []provider.Provider{rxe.Provider{}}
+var providers = []provider.Provider{rxe.Provider{}, efa.Provider{}}
 
 // DeviceInfo describes a device that can be opened.
 type DeviceInfo struct {
@@ -77,6 +78,9 @@ func readDevices(class, nodes string) ([]DeviceInfo, error) {
 		path := filepath.Join(nodes, e.Name())
 		d := DeviceInfo{Name: name, Path: path, abi: abi,
 			open: func() (transport.Transport, error) { return transport.Open(path) }}
+		if driver, err := os.Readlink(filepath.Join(dir, "device", "driver")); err == nil && filepath.Base(driver) == "efa" {
+			d.driver = uapi.DriverEFA
+		}
 		if d.provider() != nil {
 			list = append(list, d)
 		}
@@ -129,12 +133,20 @@ func (i DeviceInfo) Open() (*Device, error) {
 	}
 	d := &Device{name: i.Name, p: p, cmd: &cmd.Device{T: t}}
 	d.objects.byID = map[uint64]abandoner{}
-	events, _, err := d.cmd.GetContext()
+	resp := make([]byte, provider.ContextResponse)
+	events, _, err := d.cmd.GetContext(resp)
+	if err == nil {
+		d.events = events
+		if o, ok := p.(provider.Opener); ok {
+			if d.p, err = o.Open(d.cmd, resp); err != nil {
+				_ = events.Close()
+			}
+		}
+	}
 	if err != nil {
 		t.Close()
 		return nil, fmt.Errorf("verbs: open %s: %w", i.Name, err)
 	}
-	d.events = events
 	return d, nil
 }
 

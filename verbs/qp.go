@@ -16,6 +16,9 @@ const (
 	RC = uapi.QPTRC // reliable connection; the default of QPInit.Type
 	UC = uapi.QPTUC // unreliable connection
 	UD = uapi.QPTUD // unreliable datagram
+	// SRD is the scalable reliable datagram of EFA. A queue pair sends to any number of peers, and each request names
+	// its destination. Messages arrive once, in any order.
+	SRD = uapi.QPTDriver
 )
 
 // QPState is a state of a queue pair (enum ibv_qp_state).
@@ -47,6 +50,9 @@ type QPInit struct {
 	// SignalAll makes every send work request generate a completion, even without Signaled.
 	SignalAll bool
 }
+
+// hasNoPeer reports whether each request names its destination.
+func (i *QPInit) hasNoPeer() bool { return i.Type == UD || i.Type == SRD }
 
 const defaultMaxWR = 64
 
@@ -209,7 +215,7 @@ type SendWR struct {
 	// of their host, at an address that is a multiple of 8. The former value is stored in Local.
 	CompareAdd, Swap uint64
 
-	To     Datagram // for queue pairs of type UD
+	To     Datagram // for queue pairs of type UD and SRD
 	Window Bind     // for BindWindow
 	Flush  Flush    // for FlushMemory
 }
@@ -220,7 +226,7 @@ type Remote struct {
 	RKey uint32
 }
 
-// Datagram is the destination of a datagram.
+// Datagram is the destination of a request on a queue pair of type UD or SRD.
 type Datagram struct {
 	AH   *AH
 	QPN  uint32
@@ -291,7 +297,7 @@ func (q *QP) queueSend(wr *SendWR) error {
 		Key: wr.InvalidateKey, RemoteAddr: wr.Remote.Addr, RKey: wr.Remote.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap,
 		Flush: wr.Flush,
 	}
-	if q.init.Type == UD {
+	if q.init.hasNoPeer() {
 		if wr.To.AH == nil {
 			return q.wrapPostError(fmt.Errorf("a datagram needs an address handle: %w", errInvalid))
 		}

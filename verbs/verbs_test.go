@@ -39,13 +39,22 @@ func TestDevicesListedByName(t *testing.T) {
 			}
 		}
 	}
+	for name, abi := range map[string]string{"uverbs6": "1\n", "uverbs7": "9\n"} { // of the driver efa; the second too new
+		driver := filepath.Join(dir, name, "device", "driver")
+		err := errors.Join(os.MkdirAll(filepath.Dir(driver), 0o755), os.Symlink("../../bus/pci/drivers/efa", driver),
+			os.WriteFile(filepath.Join(dir, name, "ibdev"), []byte("rdmap0s6\n"), 0o644),
+			os.WriteFile(filepath.Join(dir, name, "abi_version"), []byte(abi), 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := os.WriteFile(filepath.Join(dir, "abi_version"), []byte("6\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	list, err := readDevices(dir, "/dev/infiniband")
-	if err != nil || len(list) != 2 || list[0].Name != "rxe0" || list[0].Path != "/dev/infiniband/uverbs1" ||
-		list[1].Name != "rxe1" {
-		t.Errorf("devices: got %v with error %v, want rxe0 and rxe1", list, err)
+	if err != nil || len(list) != 3 || list[0].Name != "rdmap0s6" || list[0].Path != "/dev/infiniband/uverbs6" ||
+		list[1].Name != "rxe0" || list[1].Path != "/dev/infiniband/uverbs1" || list[2].Name != "rxe1" {
+		t.Errorf("devices: got %v with error %v, want rdmap0s6, rxe0 and rxe1", list, err)
 	}
 	if list, err := readDevices(filepath.Join(dir, "none"), ""); err != nil || len(list) != 0 {
 		t.Errorf("devices without RDMA: got %v with error %v, want none", list, err)

@@ -280,12 +280,13 @@ func (q *queueMemory) Close() error { return nil }
 func (q *queueMemory) addUse(off uint64, size int) ([]byte, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	u := q.list[off]
-	if u == nil || size > len(u.mem) {
-		return nil, fmt.Errorf("map a queue of %d bytes: %w", size, syscall.EINVAL)
+	for base, u := range q.list { // a driver may put several queues into one memory
+		if off >= base && off-base+uint64(size) <= uint64(len(u.mem)) {
+			u.users++
+			return u.mem[off-base:][:size], nil
+		}
 	}
-	u.users++
-	return u.mem[:size], nil
+	return nil, fmt.Errorf("map a queue of %d bytes: %w", size, syscall.EINVAL)
 }
 
 // removeMapping removes a mapping.
@@ -293,7 +294,7 @@ func (q *queueMemory) removeMapping(b []byte) error {
 	q.mu.Lock()
 	off, found := uint64(0), false
 	for o, u := range q.list {
-		if transport.AddressOf(u.mem) == transport.AddressOf(b) {
+		if at := transport.AddressOf(b) - transport.AddressOf(u.mem); at < uint64(len(u.mem)) {
 			off, found = o, true
 		}
 	}

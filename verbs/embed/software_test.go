@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/test/suite"
 	"verbena/verbs"
 	"verbena/verbs/embed"
 )
@@ -67,6 +68,33 @@ func newSoftwareStack(t testing.TB, devices ...embed.Software) *embed.Stack {
 	}
 	t.Cleanup(s.Close)
 	return s
+}
+
+// TestSRD runs the tests of SRD between two programs, with and without the shortcut, in memory and over UDP.
+func TestSRD(t *testing.T) {
+	for name, devices := range map[string][]embed.Software{
+		"one device": {{}, {}},
+		"shortcut":   {{}, {Name: "efa7"}},
+		"wire":       {{Wire: true}, {Wire: true, Name: "efa7"}},
+		"UDP": {{Addr: netip.MustParseAddr("127.0.0.103"), Wire: true},
+			{Addr: netip.MustParseAddr("127.0.0.104"), Wire: true, Name: "efa7"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := embed.NewEFA(devices...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			to := "efa7"
+			if name == "one device" {
+				to = "efa0"
+			}
+			suite.RunSRD(t, suite.SRDConfig{Open: [2]func() (*verbs.Device, error){
+				func() (*verbs.Device, error) { return s.Open("efa0") },
+				func() (*verbs.Device, error) { return s.Open(to) },
+			}, NetworkAllocates: name == "wire"})
+		})
+	}
 }
 
 // TestSoftwareDevicesReachEachOther checks that the devices of a stack reach each other, with and without the shortcut,

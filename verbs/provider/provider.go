@@ -32,6 +32,16 @@ type Provider interface {
 	CreateAH(d *cmd.Device, pd uint32, attr uapi.AHAttr) (AH, error)
 }
 
+// Opener is a Provider with state for each open device.
+type Opener interface {
+	// Open returns the provider of one open device. resp is the driver-private response of GetContext, in
+	// ContextResponse bytes.
+	Open(d *cmd.Device, resp []byte) (Provider, error)
+}
+
+// ContextResponse is the room for the driver-private response of GetContext, in bytes.
+const ContextResponse = 64
+
 // Info is the known data of a device before it is opened.
 type Info struct {
 	Name   string        // such as rxe0

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"verbena/driver"
+	"verbena/driver/efa"
 	"verbena/internal/ctl"
 	server "verbena/service"
 	"verbena/service/servicetest"
@@ -27,6 +29,22 @@ func newService(t testing.TB, opts server.Options) *service.Service {
 func TestVerbs(t *testing.T) {
 	s := newService(t, server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.12.1"}}}})
 	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
+}
+
+// TestSRD runs the tests of SRD on the EFA devices of a service: on one device, and between two.
+func TestSRD(t *testing.T) {
+	s := newService(t, server.Options{Drivers: []driver.Driver{&efa.Driver{}}, Links: []ctl.LinkSpec{
+		{Name: "efa0", Personality: "efa", Addrs: []string{"127.91.12.5"}},
+		{Name: "efa1", Personality: "efa", Addrs: []string{"127.91.12.6"}},
+	}})
+	for _, to := range []string{"efa0", "efa1"} {
+		t.Run(to, func(t *testing.T) {
+			suite.RunSRD(t, suite.SRDConfig{Open: [2]func() (*verbs.Device, error){
+				func() (*verbs.Device, error) { return s.Open("efa0") },
+				func() (*verbs.Device, error) { return s.Open(to) },
+			}})
+		})
+	}
 }
 
 // TestConnections runs the tests of package cm on a device of a service.

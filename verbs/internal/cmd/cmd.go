@@ -92,9 +92,10 @@ func runExtended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Res
 	return resp, nil
 }
 
-// GetContext creates the context, and returns the file of its asynchronous events. (ibv_cmd_get_context)
-func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
-	r, err := runPlain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driverData{}, nil)
+// GetContext creates the context, and returns the file of its asynchronous events. out receives the driver-private
+// response. (ibv_cmd_get_context)
+func (d *Device) GetContext(out []byte) (*transport.Events, uapi.GetContextResp, error) {
+	r, err := runPlain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driverData{out: out}, nil)
 	if err != nil {
 		return nil, r, err
 	}
@@ -232,9 +233,10 @@ func (d *Device) CreateChannel() (*transport.Events, error) {
 	return d.T.Events(r.FD)
 }
 
-// CreateCQ creates a completion queue. out receives the driver-private response. (ibv_cmd_create_cq)
-func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, error) {
-	return runPlain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driverData{out: out}, nil)
+// CreateCQ creates a completion queue. in is the driver-private request, and out receives the driver-private response.
+// (ibv_cmd_create_cq)
+func (d *Device) CreateCQ(req uapi.CreateCQ, in, out []byte) (uapi.CreateCQResp, error) {
+	return runPlain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driverData{in, out}, nil)
 }
 
 // ResizeCQ changes the capacity of a completion queue. (ibv_cmd_resize_cq)
@@ -259,9 +261,10 @@ func (d *Device) DestroyCQ(handle uint32) error {
 	return err
 }
 
-// CreateQP creates a queue pair. out receives the driver-private response. (ibv_cmd_create_qp)
-func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, error) {
-	return runPlain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driverData{out: out}, nil)
+// CreateQP creates a queue pair. in is the driver-private request, and out receives the driver-private response.
+// (ibv_cmd_create_qp)
+func (d *Device) CreateQP(req uapi.CreateQP, in, out []byte) (uapi.CreateQPResp, error) {
+	return runPlain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driverData{in, out}, nil)
 }
 
 // ModifyQP changes a queue pair. (ibv_cmd_modify_qp)

@@ -34,6 +34,13 @@ func Open(path string) (Transport, error) {
 	return t, nil
 }
 
+// IsKernelFile reports whether a Transport is a device file of the kernel, or one that a service traps. The service of
+// such a file polls the doorbells that programs store in memory.
+func IsKernelFile(t Transport) bool {
+	_, ok := t.(*kernelFile)
+	return ok
+}
+
 func retryEINTR[T any](f func() (T, error)) (T, error) {
 	for {
 		v, err := f()

@@ -35,7 +35,7 @@ type recvSlot struct {
 // CreateQP implements provider.Provider. (rxe_create_qp)
 func (Provider) CreateQP(d *cmd.Device, req uapi.CreateQP) (_ provider.QP, _ uapi.CreateQPResp, err error) {
 	out := make([]byte, uapi.SizeOf[uapi.RXECreateQPResp]())
-	r, err := d.CreateQP(req, out)
+	r, err := d.CreateQP(req, nil, out)
 	if err != nil {
 		return nil, r, err
 	}

@@ -75,7 +75,7 @@ type cq struct {
 // CreateCQ implements provider.Provider.
 func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.CreateCQResp, error) {
 	out := make([]byte, uapi.SizeOf[uapi.RXECreateCQResp]())
-	r, err := d.CreateCQ(req, out)
+	r, err := d.CreateCQ(req, nil, out)
 	if err != nil {
 		return nil, r, err
 	}
