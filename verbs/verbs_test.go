@@ -39,7 +39,7 @@ func TestDevicesListedByName(t *testing.T) {
 			}
 		}
 	}
-	for name, abi := range map[string]string{"uverbs6": "1\n", "uverbs7": "9\n"} { // of the driver efa; the second too new
+	for name, abi := range map[string]string{"uverbs6": "1\n", "uverbs7": "9\n"} { // driver efa; uverbs7 is too new
 		driver := filepath.Join(dir, name, "device", "driver")
 		err := errors.Join(os.MkdirAll(filepath.Dir(driver), 0o755), os.Symlink("../../bus/pci/drivers/efa", driver),
 			os.WriteFile(filepath.Join(dir, name, "ibdev"), []byte("rdmap0s6\n"), 0o644),

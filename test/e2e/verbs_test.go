@@ -49,6 +49,19 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestVerbsOnEFA runs the tests of SRD by the device files of `verbena run`, where the doorbells are stores.
+func TestVerbsOnEFA(t *testing.T) {
+	t.Parallel()
+	suite := buildSuite(t)
+	w := startService(t, matrixCells()[0].user, "", "--link", "efa0="+unusedAddr()+",personality=efa")
+	c := w.verbenaCommand(w.contextWithTimeout(100), "run", "--", suite, "-test.v", "-test.run", "TestSRD")
+	c.Env = append(c.Env, "VERBS_EFA=efa0")
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestSRD") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	w.awaitNoProgramObjects()
+}
+
 // TestVerbsOnSharedService runs the same tests over the socket of a root service as another user. No resources may
 // remain charged to the user.
 func TestVerbsOnSharedService(t *testing.T) {

@@ -55,6 +55,16 @@ func TestDevice(t *testing.T) {
 	suite.Run(t, c)
 }
 
+// TestSRD runs the tests of SRD on the device named by VERBS_EFA.
+func TestSRD(t *testing.T) {
+	name := os.Getenv("VERBS_EFA")
+	if name == "" {
+		t.Skip("VERBS_EFA is not set")
+	}
+	open := deviceOpener(t, name)
+	suite.RunSRD(t, suite.SRDConfig{Open: [2]func() (*verbs.Device, error){open, open}})
+}
+
 // cmConfig returns the configuration for tests of the connection manager on the same device, at the address
 // VERBS_ADDR.
 func cmConfig(t *testing.T) suite.CMConfig {

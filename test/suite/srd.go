@@ -153,7 +153,8 @@ func testSRDOperations(a, b *srdEnd) {
 	}
 	b.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 9, List: []verbs.SGE{b.MR.SGE(0, 3), b.MR.SGE(100, 50)}}))
 	a.Must(a.QP.PostSend(&verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: []byte("inline"), To: a.To})) // not signaled
-	if n := b.want(9, verbs.Success).ByteLen; n != 6 || string(b.MR.Bytes()[:3])+string(b.MR.Bytes()[100:103]) != "inline" {
+	n := b.want(9, verbs.Success).ByteLen
+	if m := b.MR.Bytes(); n != 6 || string(m[:3])+string(m[100:103]) != "inline" {
 		a.Errorf("inline data: got %d bytes, want them in both elements", n)
 	}
 	a.post(3, verbs.Read, 0, 8, b.MR.Remote(0))
@@ -164,8 +165,8 @@ func testSRDOperations(a, b *srdEnd) {
 func testSRDOvertakes(a, b *srdEnd) {
 	b.recv(1, 0, 8)
 	n, err := a.QP.PostSends([]verbs.SendWR{
-		{ID: 1, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.MR.SGE(0, 900<<10),
-			Remote: b.MR.Remote(4096), To: a.To},
+		{ID: 1, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.MR.SGE(0, 900<<10), Remote: b.MR.Remote(4096),
+			To: a.To},
 		{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.MR.SGE(0, 8), To: a.To},
 	})
 	if n != 2 {
