@@ -1,7 +1,7 @@
 // Package embed makes the devices of this process available to package verbs. A program can thus use a software device
 // in its own process, without a service and without kernel support.
 //
-// [NewSoftware] creates such devices. [New] uses the devices of an [ib.Core].
+// [NewSoftware] and [NewEFA] create such devices. [New] uses the devices of an [ib.Core].
 //
 // Commands of package verbs are function calls of package uverbs, and the queues are memory of this process. The
 // behaviour is the same as on a device of the kernel.
