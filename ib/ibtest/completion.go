@@ -58,7 +58,7 @@ func newUsedPollArray(other *ib.QP) []ib.WC {
 // into used ones.
 func testCompletionSetsAllFields(e *testEnv) {
 	pd := e.newPD()
-	for _, kind := range queuePairTypes {
+	for _, kind := range append(queuePairTypes, ib.QPTypeSRD) {
 		p := e.newPairIfSupported(kind, pd)
 		if p == nil {
 			continue

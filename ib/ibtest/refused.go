@@ -51,7 +51,7 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 			return qp.Destroy, nil
 		}})
 	}
-	for _, kind := range queuePairTypes {
+	for _, kind := range append(queuePairTypes, ib.QPTypeSRD) {
 		if e.newQPOfType(kind, pd, cq) == nil {
 			continue
 		}
