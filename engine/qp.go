@@ -60,7 +60,7 @@ var services = map[ib.QPType]service{
 	ib.QPTypeGSI:     {wire: roce.UD, datagram: true},
 	ib.QPTypeXRCInit: {wire: roce.XRC, reliable: true},
 	ib.QPTypeXRCTgt:  {wire: roce.XRC, reliable: true},
-	ib.QPTypeSRD:  {wire: roce.SRD, reliable: true, datagram: true},
+	ib.QPTypeSRD:     {wire: roce.SRD, reliable: true, datagram: true},
 }
 
 // QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets

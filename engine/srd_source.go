@@ -23,11 +23,14 @@ type srdOrigin struct {
 	qpn, id uint32 // the requester and its identifier
 }
 
-// srdPair is a requester.
+// srdPair is a requester, and the address at which it reaches this queue pair. It uses one source at a time.
 type srdPair struct {
-	addr netip.Addr
-	qpn  uint32
+	addr  netip.Addr
+	qpn   uint32
+	local netip.Addr
 }
+
+func (src *srdSource) pair() srdPair { return srdPair{src.addr, src.qpn, src.path.from.addr} }
 
 type srdSource struct {
 	srdOrigin
@@ -37,6 +40,7 @@ type srdSource struct {
 	evicted uint32 // identifier of the source that this one has replaced too early; 0: none
 	last    int64  // when a packet came, in ticks
 	used    bool   // a packet with the identifier has come, and the requester has used no other source since
+	over    bool   // the requester has used another source since; packets are late copies
 	due     bool   // in srd.due
 	accepts bool   // an Accept is due
 
@@ -99,9 +103,9 @@ func (t *srdSources) touch(src *srdSource, now int64) {
 		return
 	}
 	// The requester has given up the former identifier.
-	pair := srdPair{src.addr, src.qpn}
+	pair := src.pair()
 	if old := t.latest[pair]; old != nil {
-		old.used = false
+		old.used, old.over = false, true
 		old.host.unlink(old)
 		old.host.linkOldest(old)
 	}
@@ -129,7 +133,7 @@ func (t *srdSources) put(index int, src *srdSource) {
 // remove takes a source out of all tables but the list. Replies may still refer to it.
 func (t *srdSources) remove(src *srdSource) {
 	delete(t.byOrigin, src.srdOrigin)
-	if pair := (srdPair{src.addr, src.qpn}); t.latest[pair] == src {
+	if pair := src.pair(); t.latest[pair] == src {
 		delete(t.latest, pair)
 	}
 	h := src.host
@@ -206,7 +210,7 @@ func (s *srd) sourceOf(k *packet) (*srdSource, roce.SRDStatus) {
 	switch {
 	case h.To() == src.evicted: // the requester must not send packets again that may have been executed
 		return nil, roce.SRDAborted
-	case src.own != h.To() || src.srdOrigin != (srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}):
+	case src.own != h.To() || src.over || src.srdOrigin != (srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}):
 		return nil, roce.SRDForgotten
 	}
 	return src, roce.SRDSuccess

@@ -244,6 +244,34 @@ func TestSRDPeerDies(t *testing.T) {
 	})
 }
 
+// TestSRDLateCopy tests that copies of a message that arrive after the end of its request, and after a later message of
+// the requester, are not delivered.
+func TestSRDLateCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+		a, b, ah, _ := newSRD(t, net)
+		b.recv(1, 0, 100)
+		a.send(1, ah, b.qp.Num(), 0, 3, nil)
+		a.await(1, abi.IOCompStatusOK)
+		b.poll()
+		b.recv(2, 0, 100)
+		b.recv(3, 0, 100)
+		a.check(net.Faults().Add(link.Rule{Peer: netip.MustParseAddr("10.0.0.2"), Delay: 8 * time.Second}))
+		a.send(2, ah, b.qp.Num(), 0, 3, nil)
+		a.await(2, abi.IOCompStatusLocalErrorUnrespRemote)
+		net.Faults().Clear()
+		a.send(3, ah, b.qp.Num(), 0, 3, nil)
+		a.await(3, abi.IOCompStatusOK)
+		if c := b.poll(); c.Common.ReqID != 2 {
+			t.Errorf("receive: got %+v, want 2", c)
+		}
+		time.Sleep(20 * time.Second)
+		if phase := b.entries[b.polled%16*32+3] & 1; phase != 0 {
+			t.Error("late copies: got a completion, want none")
+		}
+	})
+}
+
 // TestSRDFlush tests that a transition to ERR completes all requests and receives in the order of posting. The requests
 // wait for a receive of the peer without limit.
 func TestSRDFlush(t *testing.T) {
