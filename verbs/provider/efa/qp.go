@@ -245,6 +245,8 @@ type requests struct {
 }
 
 func (r *requests) init(n uint32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.all, r.free = make([]request, n), make([]uint16, 0, n)
 	r.fill()
 }
