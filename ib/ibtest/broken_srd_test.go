@@ -27,10 +27,10 @@ func (d *wrongDriver) changeSRDRequests(change func(q *wrongQP, wr *ib.SendWR) b
 // srdDefects have faults in SRD.
 var srdDefects = []driverDefect{
 	{
-		defect: "delivers a SEND of SRD twice",
+		defect: "delivers a SEND of SRD of 64 bytes or more twice",
 		break_: func(d *wrongDriver) {
 			d.changeSRDRequests(func(q *wrongQP, wr *ib.SendWR) bool {
-				if wr.Opcode == ib.WRSend {
+				if wr.Opcode == ib.WRSend && len(wr.SGList) > 0 && wr.SGList[0].Length >= 64 {
 					again := *wr
 					again.Flags = 0
 					_, _ = q.QP.PostSend([]ib.SendWR{again})

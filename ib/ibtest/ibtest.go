@@ -166,7 +166,7 @@ type ruleTest struct {
 // the fault. A group runs as a whole, at the place of its first check.
 func allChecks() []ruleTest {
 	return slices.Concat(
-		queuePairChecks, dataChecks, rightsChecks, errorChecks, incompleteChecks, sleepChecks,
+		queuePairChecks, dataChecks, srdChecks, rightsChecks, errorChecks, incompleteChecks, sleepChecks,
 		reentrantChecks, callbackChecks, armedChecks,
 		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
@@ -174,7 +174,7 @@ func allChecks() []ruleTest {
 		rejectedMemoryChecks, memoryFaultChecks, flushQueueChecks, retriedMessageChecks, failedStateChecks,
 		registrationChecks,
 		srqLimitChecks,
-		attributeChecks, datagramChecks, srdChecks, windowChecks,
+		attributeChecks, datagramChecks, windowChecks,
 		limitChecks, resizeChecks, destroyedObjectChecks, scaleChecks, modelChecks,
 		wrapChecks, loadChecks,
 	)
