@@ -18,6 +18,11 @@ var srdChecks = []ruleTest{
 		test: testSRDMessages,
 	},
 	{
+		name: "SRD/WaitsAlone",
+		rule: "a request that waits for a receive does not delay requests to other queue pairs",
+		test: testSRDWaitingRequest,
+	},
+	{
 		name: "SRD/EachOnce",
 		rule: "each message of several senders is delivered once, in any order",
 		test: testSRDDeliversEachOnce,
@@ -31,11 +36,6 @@ var srdChecks = []ruleTest{
 		name: "SRD/FailureOfRequest",
 		rule: "a request that fails completes with its status, and leaves its queue pair, the peer and other requests as they are",
 		test: testSRDFailureLeavesQP,
-	},
-	{
-		name: "SRD/WaitsAlone",
-		rule: "a request that waits for a receive does not delay requests to other queue pairs",
-		test: testSRDWaitingRequest,
 	},
 	{
 		name: "SRD/Refused",
