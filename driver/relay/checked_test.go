@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"errors"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -278,4 +280,40 @@ func TestCheckedInlineCapacity(t *testing.T) {
 		t.Errorf("capacities: got %+v and error %v, want %+v", a.Cap, err, want)
 	}
 	must(t, qp.Destroy())
+}
+
+// TestCallbackDoesNotWaitForMemory tests that a callback returns while the memory of a waiting request does not answer.
+// The callback may run on a thread of another program.
+func TestCallbackDoesNotWaitForMemory(t *testing.T) {
+	w := newCheckedWorld(t, nil)
+	n := 0
+	for ; ; n++ { // the queue of the device becomes full
+		wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{w.element(0, 8)}}
+		if _, err := w.qps[0].PostSend(wr); errors.Is(err, syscall.ENOMEM) {
+			break
+		} else if err != nil || n > 100 {
+			t.Fatalf("PostSend %d: got %v, want ENOMEM within 100 requests", n, err)
+		}
+	}
+	w.post(uapi.WRSend, uapi.SendSignaled)
+	w.space.mu.Lock()
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		w.dev.Handle().HoldCallbacks()
+		w.queue().schedule()
+		w.dev.Handle().RunCallbacks()
+	}()
+	select {
+	case <-returned:
+	case <-time.After(longest):
+		t.Error("RunCallbacks has not returned: it waits for the memory of the program")
+	}
+	w.space.mu.Unlock()
+	<-returned
+	for range n + 1 {
+		w.recv(1, 8, w.element(2048, 64))
+		w.side(1).Doorbell(nil)
+		w.await(2)
+	}
 }

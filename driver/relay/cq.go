@@ -79,7 +79,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	if c.queue, c.room, err = c.newQueue(attr.Entries, u); err != nil {
 		return nil, err
 	}
-	c.schedule = h.NewCallback(c.drain)
+	c.schedule = h.NewCallback(c.drainInCallback)
 	attr.Entries = p.innerEntries(c.queue.Capacity())
 	if c.DriverCQ, err = p.weak.CreateCQ(h.Redirect(c.schedule), attr, nil); err != nil {
 		c.queue.Free()
@@ -131,6 +131,24 @@ func (c *cq) drain() {
 		if !missed {
 			return
 		}
+	}
+}
+
+// drainInCallback is drain for a callback, which may run on a thread of another program. A post with checks waits for
+// the memory of the program, so a goroutine posts the requests.
+func (c *cq) drainInCallback() {
+	if c.checked == nil {
+		c.drain()
+		return
+	}
+	for c.moveCompletions() {
+	}
+	if list := c.retry.takeAll(); len(list) > 0 {
+		go func() {
+			for _, q := range list {
+				q.advance(nil)
+			}
+		}()
 	}
 }
 
