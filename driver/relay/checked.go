@@ -35,6 +35,9 @@ const (
 // holdStep is the period in which held completions are examined.
 const holdStep = 20 * time.Microsecond
 
+// maxHeld limits the held completions of a completion queue, if the memory of the program does not answer.
+const maxHeld = 1024
+
 // maxLookedAt is the number of completion queues of a program that a doorbell examines.
 const maxLookedAt = 16
 
@@ -267,6 +270,9 @@ func (c *cq) hold(wc *ib.WC) {
 		h.due = time.Now().Add(d)
 	}
 	c.held.list = append(c.held.list, h)
+	if len(c.held.list) > maxHeld {
+		c.releaseHeld()
+	}
 }
 
 // deliverHeld delivers the completions without memory to compare up to the first one with such memory.
@@ -287,10 +293,25 @@ func (c *cq) deliverHeld() {
 	}
 }
 
-// endHold delivers all held completions without comparisons.
+// endHold is releaseHeld without the lock.
 func (c *cq) endHold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.releaseHeld()
+}
+
+// releaseHeld delivers all held completions without comparisons.
+//
+//verbena:held mu
+func (c *cq) releaseHeld() {
+	if c.held.reading.TryLock() { // otherwise a thread is using the copies
+		for _, x := range c.held.list {
+			if x.arrival != nil {
+				x.arrival.Drop()
+			}
+		}
+		c.held.reading.Unlock()
+	}
 	for _, x := range c.held.list {
 		x.arrival = nil
 	}

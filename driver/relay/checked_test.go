@@ -317,3 +317,32 @@ func TestCallbackDoesNotWaitForMemory(t *testing.T) {
 		w.await(2)
 	}
 }
+
+// TestHeldCompletionsAreLimited tests posts by calls, which need no room in the queues of the program, while the
+// memory of the program does not answer.
+func TestHeldCompletionsAreLimited(t *testing.T) {
+	w := newCheckedWorld(t, nil)
+	w.post(uapi.WRRDMAWrite, uapi.SendSignaled)
+	w.space.mu.Lock()
+	unlock := sync.OnceFunc(w.space.mu.Unlock)
+	defer unlock()
+	time.Sleep(2 * longHold) // the comparison begins
+	wr := ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, RemoteAddr: w.data.Addr(), RKey: w.data.RKey()}
+	c, lost := w.queue(), false
+	for i := range 2 * maxHeld {
+		if _, err := w.qps[0].PostSend(wr); err != nil && !errors.Is(err, syscall.ENOMEM) {
+			t.Fatalf("PostSend %d: %v", i, err)
+		}
+		c.drain()
+		c.mu.Lock()
+		n := len(c.held.list)
+		lost = c.lost
+		c.mu.Unlock()
+		if n > maxHeld {
+			t.Fatalf("%d held completions, want at most %d", n, maxHeld)
+		}
+	}
+	if !lost {
+		t.Error("the queue of the program has not overflowed")
+	}
+}
