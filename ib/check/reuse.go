@@ -2,6 +2,7 @@ package check
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -94,16 +95,28 @@ func (w *workTracker) checkNotLeftInSQE(at []uintptr) {
 	}, w.o.dev, w.sqe.failed)
 }
 
+// maxOverlapSteps limits the objects and the outstanding requests of a program that findOverlaps examines for a request
+// that is not sampled. A peer's thread may wait for the post.
+const maxOverlapSteps = 1024
+
 // findOverlaps finds earlier requests that are outstanding and change memory of requests that are about to be posted.
 func (w *workTracker) findOverlaps(posted []*trackedRequest) {
 	if w.o.isDeviceInactive() || w.isInErr() ||
 		!w.o.k.cfg.TargetReuse && w.o.k.reads.Load() == 0 && !mayReadAndSend(posted) {
 		return
 	}
-	var all []*workTracker
+	steps := math.MaxInt
+	if w.o.k.program != nil && !isSampled(posted[0].info.Index) {
+		steps = maxOverlapSteps
+	}
+	all := []*workTracker{w}
+	seen := 0
 	w.o.k.mu.Lock()
 	for o := range w.o.k.live {
-		if o.work != nil && o.dev.State() == ib.DeviceActive {
+		if seen++; seen > steps {
+			break
+		}
+		if o.work != nil && o.work != w && o.dev.State() == ib.DeviceActive {
 			all = append(all, o.work)
 		}
 	}
@@ -111,8 +124,12 @@ func (w *workTracker) findOverlaps(posted []*trackedRequest) {
 	for _, x := range all {
 		x.mu.Lock()
 		if inErr := x.isInErr(); !x.unsure {
-			for _, old := range slices.Concat(x.send, x.recv) {
-				old.markOverlaps(posted, inErr, w.o.k.cfg.TargetReuse, x == w)
+			for _, queue := range [][]*trackedRequest{x.send, x.recv} {
+				n := min(len(queue), steps)
+				for _, old := range queue[:n] {
+					old.markOverlaps(posted, inErr, w.o.k.cfg.TargetReuse, x == w)
+				}
+				steps -= n
 			}
 		}
 		x.mu.Unlock()
