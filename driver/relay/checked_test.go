@@ -108,6 +108,16 @@ func (w *checkedWorld) await(n int) {
 	w.queue().look()
 }
 
+// awaitVisible waits until n completions are in the queue, and leaves them there.
+func (w *checkedWorld) awaitVisible(n int) {
+	w.t.Helper()
+	for end := time.Now().Add(longest); w.queue().Waiting() < n; time.Sleep(20 * time.Microsecond) {
+		if time.Now().After(end) {
+			w.t.Fatalf("visible completions: got %d, want %d", w.queue().Waiting(), n)
+		}
+	}
+}
+
 // rules returns the rules of the violations so far.
 func (w *checkedWorld) rules() (list []check.Rule) {
 	w.mu.Lock()
@@ -178,6 +188,17 @@ func TestChecks(t *testing.T) {
 			w.post(uapi.WRRDMARead, signaled)
 			w.post(uapi.WRRDMAWrite, signaled|uapi.SendFence)
 			w.await(2)
+		}, nil, false},
+		{"batch", func(w *checkedWorld) { // the index of the queue is published after the batch
+			mr := w.registerData(ib.AccessLocalWrite)
+			w.recv(1, 8, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			w.post(uapi.WRSend, signaled)
+			w.post(uapi.WRRDMARead, signaled)
+			w.awaitVisible(3)
+			w.recv(1, 9, w.element(0, 64))
+			w.post(uapi.WRRDMAWrite, signaled)
+			must(w.t, mr.Dereg())
+			w.await(4)
 		}, nil, false},
 		{"shared receives", func(w *checkedWorld) {
 			w.recv(1, 8, w.element(2048, 64))

@@ -231,9 +231,35 @@ func (c *UserCQ) Armed(waiting int) {
 // Notified records an event for the program.
 func (c *UserCQ) Notified() { c.o.answers.Add(1) }
 
-// Delivered records that a completion, with the ID of its post, is about to be added to the queue of the program.
+// Delivered records that a completion, with the ID of its post, is about to be added to the queue of the program. The
+// program may retrieve it from then on. It may publish the retrieval later (ibv_end_poll(3)).
 func (c *UserCQ) Delivered(wc *ib.WC) {
-	c.delivered = append(c.delivered, delivery{*wc, c.p.qpOf(wc.QPNum)})
+	q := c.p.qpOf(wc.QPNum)
+	c.delivered = append(c.delivered, delivery{*wc, q})
+	if q != nil {
+		q.o.work.recordVisible(wc)
+	}
+}
+
+// recordVisible records that the program may retrieve a completion.
+func (w *workTracker) recordVisible(wc *ib.WC) {
+	w.mu.Lock()
+	i := slices.IndexFunc(w.send, func(r *trackedRequest) bool { return r.id == wc.ID })
+	for _, r := range w.send[:i+1] {
+		r.visible = true
+	}
+	w.mu.Unlock()
+	if i >= 0 {
+		return
+	}
+	if w.srq != nil {
+		w = w.srq
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if i = slices.IndexFunc(w.recv, func(r *trackedRequest) bool { return r.id == wc.ID }); i >= 0 {
+		w.recv[i].visible = true
+	}
 }
 
 // Consumed records that only the last waiting completions are still in the queue of the program. It reports a queue

@@ -127,7 +127,9 @@ func (w *workTracker) findOverlaps(posted []*trackedRequest) {
 			for _, queue := range [][]*trackedRequest{x.send, x.recv} {
 				n := min(len(queue), steps)
 				for _, old := range queue[:n] {
-					old.markOverlaps(posted, inErr, w.o.k.cfg.TargetReuse, x == w)
+					if !old.visible {
+						old.markOverlaps(posted, inErr, w.o.k.cfg.TargetReuse, x == w)
+					}
 				}
 				steps -= n
 			}
@@ -213,7 +215,7 @@ func (o *checkedObject) confirmReuse() {
 	o.deadMu.Unlock()
 	for _, s := range list {
 		s.w.mu.Lock()
-		outstanding := !s.r.reused.finished
+		outstanding := !s.r.reused.finished && !s.r.reused.visible
 		s.w.mu.Unlock()
 		if !outstanding {
 			continue

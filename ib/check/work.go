@@ -49,6 +49,7 @@ type trackedRequest struct {
 	contents []*contents
 	ownWrite memorySpan
 	finished bool     // for a program; under the queue's mu
+	visible  bool     // the completion is in the queue of the program, which may have retrieved it; under the queue's mu
 	messages uint64   // number of messages that its queue pair had received at the post
 	list     []ib.SGE // elements of targets, for a program
 }
@@ -659,7 +660,7 @@ func (w *workTracker) findOutstandingRequest(kind func(*trackedRequest) bool) *t
 		cap int
 	}{{w.send, w.sendCap}, {w.recv, w.recvCap}} {
 		for _, r := range q.of[max(0, len(q.of)-q.cap):] {
-			if r.end != 0 && kind(r) {
+			if r.end != 0 && !r.visible && kind(r) {
 				return r
 			}
 		}

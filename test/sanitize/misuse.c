@@ -200,6 +200,41 @@ static void read_forwarded(void)
 	expect(&b);
 }
 
+// The program forwards the data in a batch of polls. The index of the CQ is published at the end of the batch.
+static void batch_forwarded(void)
+{
+	static struct ibv_cq_ex *ex;
+	static struct side s;
+	if (!ex) {
+		struct ibv_cq_init_attr_ex attr = {.cqe = 2 * DEPTH};
+		CHECK(ex = ibv_create_cq_ex(ctx, &attr));
+		s = a;
+		s.cq = ibv_cq_ex_to_cq(ex);
+		s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+		connect_qp(s.qp, s.qp);
+	}
+	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED), *bad;
+	element.lkey = mr->lkey;
+	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	struct ibv_poll_cq_attr none = {};
+	while (right && ibv_start_poll(ex, &none) == ENOENT)
+		;
+	CHECK(!right || ex->status == IBV_WC_SUCCESS);
+	wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	if (right) {
+		CHECK(!ibv_dereg_mr(mr));
+		ibv_end_poll(ex);
+	} else {
+		expect(&s);
+	}
+	expect(&s);
+	if (!right)
+		CHECK(!ibv_dereg_mr(mr));
+}
+
 static void dereg_outstanding(void)
 {
 	post_recv(&b, b.buf + LEN, LEN);
@@ -500,6 +535,7 @@ static const struct {
 	{"receive-cleared", "target-written", receive_cleared},
 	{"receives-share", "target-reused", receives_share},
 	{"read-forwarded", "source-pending", read_forwarded},
+	{"batch-forwarded", "source-pending", batch_forwarded},
 	{"dereg-outstanding", "in-flight", dereg_outstanding},
 	{"unmap-outstanding", "unmapped", unmap_outstanding},
 	{"remote-key", "key-kind", remote_key},
