@@ -221,10 +221,16 @@ func (c *cq) look() {
 	}
 }
 
-// look reports the polls of the program to the checks.
+// look reports the polls of the program, and the receives that it has posted without a call, to the checks.
 func (p *program) look() {
 	if p.checks == nil {
 		return
+	}
+	for _, q := range p.listQPs() {
+		q.refill()
+	}
+	for _, s := range p.listSRQs() {
+		s.post()
 	}
 	for _, c := range p.listCQs() {
 		c.look()

@@ -92,7 +92,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 		return nil, err
 	}
 	if p.checks != nil {
-		c.checked = p.checks.AddCQ(h.CQ(), c.look)
+		c.checked = p.checks.AddCQ(h.CQ())
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -417,6 +417,10 @@ func (c *cq) current() queue.CompletionQueue {
 
 // Destroy implements ib.DriverCQ.
 func (c *cq) Destroy() error {
+	if c.checked != nil {
+		c.look()
+		c.checked.Ending()
+	}
 	if err := c.DriverCQ.Destroy(); err != nil {
 		return err
 	}

@@ -346,7 +346,7 @@ func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 	key := ""
 	if k.program == nil {
 		key = fmt.Sprint(v.Rule, v.Device, v.What, callSite(at))
-	} else if !k.program.cfg.Rules.Has(v.Rule) || k.program.isEnding() {
+	} else if !k.program.cfg.Rules.Has(v.Rule) || k.program.isEnding() && !v.atEnd {
 		return
 	} else {
 		key = v.programSite()

@@ -57,7 +57,6 @@ type checkedObject struct {
 	suspects   []reuseSuspect          // program; under deadMu
 	dead       map[uint32]*workTracker // destroyed queue pairs, by number, that may have completions in the CQ
 
-	look  func() // program: reports its polls; may be nil
 	armed atomic.Pointer[time.Timer]
 	// held while the checker polls the driver for completions, and while the driver destroys the queue
 	probeMu sync.Mutex

@@ -46,15 +46,19 @@ type Program struct {
 	writes deviceWrites
 	copied atomic.Int64 // total size of the copies
 
-	mu    sync.Mutex // a leaf
+	mu    sync.Mutex // before the locks of queues
 	qps   map[uint32]*UserQP
 	keys  map[regionKey]*userRegion // by local key: present and ended regions
 	ended []regionKey               // keys of ended regions, oldest first
+	cqs   int                       // number of completion queues so far
+	// srqs has, for each shared receive queue, the number of its queue pairs by their receive CQ.
+	srqs map[*workTracker]map[*checkedObject]int
 }
 
 // NewProgram returns the checks of a user context.
 func NewProgram(cfg ProgramConfig, user User) *Program {
-	p := &Program{cfg: cfg, user: user, qps: map[uint32]*UserQP{}, keys: map[regionKey]*userRegion{}}
+	p := &Program{cfg: cfg, user: user, qps: map[uint32]*UserQP{}, keys: map[regionKey]*userRegion{},
+		srqs: map[*workTracker]map[*checkedObject]int{}}
 	p.k = newChecker(Config{Report: cfg.Report, TargetReuse: cfg.Rules.Has(RuleTargetReused)})
 	p.k.program = p
 	return p
@@ -80,7 +84,7 @@ func (p *Program) Close() {
 // programSite identifies the place of a violation of a program.
 func (v *Violation) programSite() string {
 	if len(v.Requests) == 0 {
-		return fmt.Sprint(v.Rule, v.Device)
+		return fmt.Sprintf("%v %s %p", v.Rule, v.Device, v.object)
 	}
 	region := uint64(0)
 	if v.Memory != nil {
@@ -198,34 +202,82 @@ type UserCQ struct {
 	p         *Program
 	o         *checkedObject
 	delivered []delivery // completions that the program has not polled
+	number    int        // counted from 1 in the user context
+	armed     armedWait
+}
+
+// armedWait describes an armed queue with completions that the program has not polled since.
+type armedWait struct {
+	since          time.Time // zero: none
+	polls, answers int64
 }
 
 // delivery is a completion in the queue of the program.
 type delivery struct {
-	wc ib.WC
-	qp *UserQP
+	wc  ib.WC
+	qp  *UserQP
+	srq *workTracker // for a receive of a destroyed queue pair, or nil
 }
 
-// AddCQ adds a completion queue. look calls Consumed with the present number of completions in the queue. It may not
-// sleep.
-func (p *Program) AddCQ(cq *ib.CQ, look func()) *UserCQ {
+// AddCQ adds a completion queue.
+func (p *Program) AddCQ(cq *ib.CQ) *UserCQ {
 	c := &UserCQ{p: p, o: p.newObject(cq, "CQ", cq.Device())}
-	c.o.look = look
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cqs++
+	c.number = p.cqs
 	return c
+}
+
+// String names the queue for a report.
+func (c *UserCQ) String() string {
+	return fmt.Sprintf("CQ number %d of the device file, with %d entries", c.number, c.o.self.(*ib.CQ).Entries())
 }
 
 // Destroyed records the end of the queue.
 func (c *UserCQ) Destroyed() { c.o.removeLiveObject() }
 
-// Overrun records that a completion was lost.
-func (c *UserCQ) Overrun() { c.o.broken.Store(true) }
+// Overrun reports that a completion was lost, because the queue was full.
+func (c *UserCQ) Overrun() {
+	c.o.broken.Store(true)
+	if c.o.isDeviceInactive() {
+		return
+	}
+	c.p.k.report(Violation{Rule: RuleCQTooSmall, What: fmt.Sprintf("a completion was lost: %v was full", c), object: c.o},
+		c.o.dev, nil)
+}
 
 // Armed records that the program has armed the queue. waiting is the number of completions in the queue. Armed may not
 // sleep.
 func (c *UserCQ) Armed(waiting int) {
-	if waiting > 0 {
-		c.o.expectPoll(0, true, nil)
+	switch {
+	case waiting == 0:
+		c.armed = armedWait{}
+	case !c.isUnpolled():
+		c.armed = armedWait{time.Now(), c.o.polls.Load(), c.o.answers.Load()}
 	}
+}
+
+// isUnpolled reports whether the program has armed the queue while it held completions, and has since neither polled it
+// nor got an event.
+func (c *UserCQ) isUnpolled() bool {
+	return !c.armed.since.IsZero() && c.armed.polls == c.o.polls.Load() && c.armed.answers == c.o.answers.Load()
+}
+
+// Ending records the begin of the destruction by the program, or at its end. It reports a queue that the program has
+// armed with completions, and has not polled afterwards. A program that works, and polls later, gets no report.
+// Consumed must have been called before.
+func (c *UserCQ) Ending() {
+	waited := time.Since(c.armed.since)
+	if !c.isUnpolled() || waited < c.p.k.cfg.Timeout || len(c.delivered) == 0 || c.o.isDeviceInactive() {
+		return
+	}
+	c.p.k.report(Violation{
+		Rule: RuleArmWithoutPoll,
+		What: fmt.Sprintf("%v was armed with completions in it, and not polled until its end, for %v: the notification that "+
+			"the program waits for may never come", c, waited.Round(time.Millisecond)),
+		object: c.o, atEnd: true,
+	}, c.o.dev, nil)
 }
 
 // Notified records an event for the program.
@@ -235,10 +287,31 @@ func (c *UserCQ) Notified() { c.o.answers.Add(1) }
 // program may retrieve it from then on. It may publish the retrieval later (ibv_end_poll(3)).
 func (c *UserCQ) Delivered(wc *ib.WC) {
 	q := c.p.qpOf(wc.QPNum)
-	c.delivered = append(c.delivered, delivery{*wc, q})
+	d := delivery{wc: *wc, qp: q}
 	if q != nil {
 		q.o.work.recordVisible(wc)
+	} else if d.srq = c.p.srqOf(wc.ID); d.srq != nil {
+		d.srq.recordVisible(wc)
 	}
+	c.delivered = append(c.delivered, d)
+}
+
+// srqOf returns the shared receive queue with an outstanding receive, or nil.
+func (p *Program) srqOf(id uint64) *workTracker {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for w := range p.srqs {
+		if w.hasReceive(id) {
+			return w
+		}
+	}
+	return nil
+}
+
+func (w *workTracker) hasReceive(id uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.recv, func(r *trackedRequest) bool { return r.id == id })
 }
 
 // recordVisible records that the program may retrieve a completion.
@@ -269,6 +342,9 @@ func (c *UserCQ) Consumed(waiting int) {
 	f := &frame{k: c.p.k, what: "ibv_poll_cq", entry: []uintptr{}} // sqeWatch distinguishes nil
 	for i := range c.delivered[:n] {
 		d := &c.delivered[i]
+		if d.srq != nil {
+			d.srq.finishReceive(d.wc.ID)
+		}
 		if d.qp == nil {
 			continue
 		}
@@ -295,14 +371,33 @@ func (c *UserCQ) Consumed(waiting int) {
 // checkRoom reports a queue without enough room for the outstanding requests. The program has not polled more
 // completions than the checks know, so all counted requests are outstanding.
 func (c *UserCQ) checkRoom() {
-	n, entries := c.o.pending.Load(), c.o.self.(*ib.CQ).Entries()
-	if n <= int64(entries) || c.o.broken.Load() || c.o.isDeviceInactive() {
+	n, shared := c.o.pending.Load(), c.p.countSharedReceives(c.o)
+	if n+shared <= int64(c.o.self.(*ib.CQ).Entries()) || c.o.broken.Load() || c.o.isDeviceInactive() {
 		return
 	}
-	c.p.k.report(Violation{
-		Rule: RuleCQTooSmall,
-		What: fmt.Sprintf("%d posted work requests complete on a CQ of %d entries", n, entries),
-	}, c.o.dev, nil)
+	what := fmt.Sprintf("%d posted work requests complete on %v", n+shared, c)
+	if shared > 0 {
+		what += fmt.Sprintf("; %d of them are receives of an SRQ", shared)
+	}
+	c.p.k.report(Violation{Rule: RuleCQTooSmall, What: what, object: c.o}, c.o.dev, nil)
+}
+
+// countSharedReceives returns the number of outstanding receives of shared receive queues that can complete only on cq.
+func (p *Program) countSharedReceives(cq *checkedObject) (n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for w, users := range p.srqs {
+		if len(users) == 1 && users[cq] > 0 {
+			n += w.countReceives()
+		}
+	}
+	return n
+}
+
+func (w *workTracker) countReceives() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return int64(len(w.recv))
 }
 
 // qpOf returns the queue pair with a number, or nil.
@@ -332,6 +427,9 @@ type userQueue struct {
 func (p *Program) AddSRQ(srq *ib.SRQ, domain ib.DriverPD, maxWR uint32) *UserSRQ {
 	s := &UserSRQ{userQueue{p, p.newObject(srq, "SRQ", srq.Device())}}
 	s.o.work = &workTracker{o: s.o, domain: domain, recvCap: int(maxWR)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.srqs[s.o.work] = map[*checkedObject]int{}
 	return s
 }
 
@@ -353,6 +451,9 @@ func (p *Program) AddQP(qp *ib.QP, init *ib.DriverQPInit, c ib.QPCap, send, recv
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.qps[qp.Num()] = q
+	if w.srq != nil && w.recvCQ != nil {
+		p.srqs[w.srq][w.recvCQ]++
+	}
 	return q
 }
 
@@ -390,13 +491,24 @@ func (q *UserQP) Destroyed() {
 	q.o.removeLiveObject()
 	q.p.mu.Lock()
 	defer q.p.mu.Unlock()
-	if num := q.o.work.qp.Num(); q.p.qps[num] == q {
+	w := q.o.work
+	if num := w.qp.Num(); q.p.qps[num] == q {
 		delete(q.p.qps, num)
+	}
+	if users := q.p.srqs[w.srq]; users[w.recvCQ] > 1 {
+		users[w.recvCQ]--
+	} else {
+		delete(users, w.recvCQ)
 	}
 }
 
 // Destroyed records the end of the queue.
-func (s *UserSRQ) Destroyed() { s.o.removeLiveObject() }
+func (s *UserSRQ) Destroyed() {
+	s.o.removeLiveObject()
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	delete(s.p.srqs, s.o.work)
+}
 
 // firstSecond is the time after Modify to RTR in which RuleNoReceive applies.
 const firstSecond = time.Second

@@ -215,9 +215,6 @@ func (o *checkedObject) expectPoll(flags ib.NotifyFlags, missed bool, at []uintp
 	}
 	polls, answers := o.polls.Load(), o.answers.Load()
 	same := func() bool {
-		if o.look != nil {
-			o.look()
-		}
 		return o.polls.Load() == polls && o.answers.Load() == answers && o.destroyed.Load() == nil &&
 			o.dev.State() == ib.DeviceActive
 	}

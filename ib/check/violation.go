@@ -207,6 +207,9 @@ type Violation struct {
 	Time   time.Time // when the checker found the violation
 	// Count is 1. When a Program is closed, it reports each repeated violation again, with the number of occurrences.
 	Count uint64
+
+	object *checkedObject // the queue of a program's violation, for the site; may be nil
+	atEnd  bool           // applies at the end of the program too
 }
 
 // Request describes a work request of a violation.

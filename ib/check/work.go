@@ -50,6 +50,7 @@ type trackedRequest struct {
 	ownWrite memorySpan
 	finished bool     // for a program; under the queue's mu
 	visible  bool     // the completion is in the queue of the program, which may have retrieved it; under the queue's mu
+	stores   uint64   // for a receive of a program: number of the device's stores at the post
 	messages uint64   // number of messages that its queue pair had received at the post
 	list     []ib.SGE // elements of targets, for a program
 }
@@ -179,6 +180,9 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 		r := &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
 			info:    w.newInfo(&w.recvCount, receiveOpcode, f.consumerID(wrs[i].ID), wrs[i].SGList),
 			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)}
+		if p := w.o.k.program; p != nil {
+			r.stores = p.writes.changeCount()
+		}
 		w.checkTargetKeys(r, wrs[i].SGList)
 		w.anyReceive.Store(true)
 		posted = append(posted, r)
@@ -444,13 +448,11 @@ func (w *workTracker) recordCompletion(f *frame, cq *checkedObject, wc *ib.WC) (
 	}
 	from.mu.Lock()
 	defer from.mu.Unlock()
-	i := slices.IndexFunc(from.recv, func(x *trackedRequest) bool { return x.id == wc.ID })
-	if i < 0 {
+	x := from.removeReceive(wc.ID)
+	if x == nil {
 		return r
 	}
-	r = from.recv[i]
-	from.finishRequest(r)
-	from.recv = slices.Delete(from.recv, i, i+1)
+	r = x
 	if w.srq != nil { // receives with the same ID complete in any order
 		for _, x := range from.recv {
 			if x.id == wc.ID {
@@ -459,6 +461,26 @@ func (w *workTracker) recordCompletion(f *frame, cq *checkedObject, wc *ib.WC) (
 		}
 	}
 	return r
+}
+
+// removeReceive removes and returns the first receive with an ID, or returns nil.
+//
+//verbena:held mu
+func (w *workTracker) removeReceive(id uint64) *trackedRequest {
+	i := slices.IndexFunc(w.recv, func(x *trackedRequest) bool { return x.id == id })
+	if i < 0 {
+		return nil
+	}
+	r := w.recv[i]
+	w.finishRequest(r)
+	w.recv = slices.Delete(w.recv, i, i+1)
+	return r
+}
+
+func (w *workTracker) finishReceive(id uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.removeReceive(id)
 }
 
 // removeCompletedSends removes the request of a completion from the send queue, together with all requests that may
@@ -652,7 +674,15 @@ func (w *workTracker) findOutstandingRequest(kind func(*trackedRequest) bool) *t
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.qp == nil && (w.users == 0 || w.unsure) {
+	free := w.qp == nil && (w.users == 0 || w.unsure)
+	if p := w.o.k.program; free && p != nil { // a destroyed queue pair may have taken a receive, and stored to it
+		all := kind
+		kind = func(r *trackedRequest) bool {
+			return all(r) && !slices.ContainsFunc(r.targets, func(t memorySpan) bool {
+				return p.writes.mayHaveChanged(t, r.stores)
+			})
+		}
+	} else if free {
 		return nil
 	}
 	for _, q := range []struct {

@@ -447,6 +447,53 @@ static void small_cq(void)
 		expect(&s);
 }
 
+// shared_side returns a side with receives in a shared queue, and a connection to itself.
+static struct side shared_side(int entries, struct ibv_srq **srq)
+{
+	struct side s = a;
+	struct ibv_srq_init_attr attr = {.attr = {.max_wr = DEPTH, .max_sge = 1}};
+	CHECK(s.cq = ibv_create_cq(ctx, entries, NULL, NULL, 0));
+	CHECK(*srq = ibv_create_srq(pd, &attr));
+	s.qp = make_qp(&s, *srq, IBV_QPT_RC);
+	connect_qp(s.qp, s.qp);
+	CHECK(s.mr = ibv_reg_mr(pd, s.buf, LEN, IBV_ACCESS_LOCAL_WRITE));
+	for (int i = 0; i < DEPTH; i++) {
+		struct ibv_sge sge = {(uintptr_t)s.buf + i * 8, 8, s.mr->lkey};
+		struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+		CHECK(!ibv_post_srq_recv(*srq, &wr, &bad));
+	}
+	return s;
+}
+
+static void srq_small_cq(void)
+{
+	struct ibv_srq *srq;
+	struct side s = shared_side(right ? 2 * DEPTH : 2, &srq);
+	for (int i = 0; i < DEPTH; i++) {
+		struct ibv_send_wr wr = request(IBV_WR_SEND, 0), *bad;
+		element.length = 8;
+		CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	}
+	for (int i = 0; right && i < DEPTH; i++)
+		expect(&s);
+	usleep(20000);
+	exit(0);
+}
+
+// The receives outlive the queue pair.
+static void srq_dereg(void)
+{
+	struct ibv_srq *srq;
+	struct side s = shared_side(DEPTH, &srq);
+	CHECK(!ibv_destroy_qp(s.qp));
+	if (right)
+		CHECK(!ibv_destroy_srq(srq));
+	CHECK(!ibv_dereg_mr(s.mr));
+	if (!right)
+		CHECK(!ibv_destroy_srq(srq));
+	CHECK(!ibv_destroy_cq(s.cq));
+}
+
 static void unsignaled_only(void)
 {
 	int i = 0;
@@ -469,9 +516,10 @@ static void armed_late(void)
 	CHECK(!post(request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)));
 	usleep(20000); // the completion arrives
 	CHECK(!ibv_req_notify_cq(a.cq, 0));
-	if (right && ibv_poll_cq(a.cq, 1, &wc) == 1) {
-		CHECK(wc.status == IBV_WC_SUCCESS);
-		return;
+	if (right) {
+		usleep(2500000); // the program works
+		CHECK(ibv_poll_cq(a.cq, 1, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+		exit(0);
 	}
 	struct pollfd p = {a.channel->fd, POLLIN};
 	poll(&p, 1, 4000);
@@ -537,6 +585,7 @@ static const struct {
 	{"read-forwarded", "source-pending", read_forwarded},
 	{"batch-forwarded", "source-pending", batch_forwarded},
 	{"dereg-outstanding", "in-flight", dereg_outstanding},
+	{"srq-dereg", "in-flight", srq_dereg},
 	{"unmap-outstanding", "unmapped", unmap_outstanding},
 	{"remote-key", "key-kind", remote_key},
 	{"ended-key", "key-ended", ended_key},
@@ -546,6 +595,7 @@ static const struct {
 	{"read-only-target", "key-right", read_only_target},
 	{"ended-ah", "use-after-destroy", ended_ah},
 	{"small-cq", "cq-too-small", small_cq},
+	{"srq-small-cq", "cq-too-small", srq_small_cq},
 	{"unsignaled-only", "unsignaled-only", unsignaled_only},
 	{"armed-late", "arm-without-poll", armed_late},
 	{"polled-after-destroy", "destroy-undrained", polled_after_destroy},
