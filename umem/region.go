@@ -78,7 +78,7 @@ type Region struct {
 	local  *Local        // the Local of the space, or nil
 
 	onDemand bool
-	onWrite  func(addr, n uint64) // nil: not observed
+	onWrite  func(addr, n uint64, data [][]byte) // nil: not observed
 }
 
 // Get registers length bytes at addr of space, addressed from iova. Get charges the pages of the range to acct; a nil
@@ -159,22 +159,53 @@ func (r *Region) Release() {
 	}
 }
 
-// ObserveWrites makes WriteV call f before and after each store, with the address of the range in the space. f may not
+// ObserveWrites makes WriteV call f before and after each store, with the address of the range in the space. data is
+// nil before a store, and after a failed one. Otherwise it holds the stored bytes, which f must not retain. f may not
 // sleep. ObserveWrites must be called before the region is used.
-func (r *Region) ObserveWrites(f func(addr, n uint64)) { r.onWrite = f }
+func (r *Region) ObserveWrites(f func(addr, n uint64, data [][]byte)) { r.onWrite = f }
 
 // reportWrite calls the observer for each part of a range.
-func (r *Region) reportWrite(iova, length uint64) {
+func (r *Region) reportWrite(iova, length uint64, data [][]byte) {
 	_ = r.eachRange(iova, length, func(addr, n uint64) error {
-		r.onWrite(addr, n)
+		var part [][]byte
+		part, data = cutVector(data, n)
+		r.onWrite(addr, n, part)
 		return nil
 	})
 }
 
+// cutVector returns the first n bytes of v, and the rest.
+func cutVector(v [][]byte, n uint64) (part, rest [][]byte) {
+	for i, b := range v {
+		if uint64(len(b)) > n {
+			part = append(part, v[:i]...)
+			rest = append(rest, b[n:])
+			return append(part, b[:n]), append(rest, v[i+1:]...)
+		}
+		if n -= uint64(len(b)); n == 0 {
+			return v[:i+1], v[i+1:]
+		}
+	}
+	return v, nil
+}
+
 // Check reports whether the memory is still mapped, and writable if write is set. The errors are those of Space.Check.
 // Check may sleep.
-func (r *Region) Check(write bool) error {
-	return r.eachRange(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
+func (r *Region) Check(write bool) error { return r.CheckRange(r.iova, r.length, write) }
+
+// CheckRange is Check for a range of the region. It returns ErrRange for a range outside the region.
+func (r *Region) CheckRange(iova, length uint64, write bool) error {
+	if !r.Contains(iova, length) {
+		return ErrRange
+	}
+	return r.eachRange(iova, length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
+}
+
+// SpaceGone reports whether the space is known to have ended, because its process has exited or executed another
+// program. SpaceGone may sleep.
+func (r *Region) SpaceGone() bool {
+	s, ok := r.space.(interface{ SpaceGone() bool })
+	return ok && s.SpaceGone()
 }
 
 // IOVA returns the address that work requests and peers use for the first byte of the region.
@@ -218,9 +249,22 @@ func (r *Region) WriteV(src [][]byte, iova uint64) error {
 		return ErrRange
 	}
 	if r.onWrite != nil {
-		r.reportWrite(iova, n)
-		defer r.reportWrite(iova, n)
+		return r.writeObserved(src, iova, n)
 	}
+	return r.write(src, iova)
+}
+
+func (r *Region) writeObserved(src [][]byte, iova, n uint64) error {
+	r.reportWrite(iova, n, nil)
+	err := r.write(src, iova)
+	if err != nil {
+		src = nil
+	}
+	r.reportWrite(iova, n, src)
+	return err
+}
+
+func (r *Region) write(src [][]byte, iova uint64) error {
 	if r.list != nil {
 		return r.transferList(src, iova, Space.WriteV)
 	}

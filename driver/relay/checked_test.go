@@ -21,6 +21,8 @@ import (
 type lockedSpace struct {
 	*umem.Local
 	mu sync.Mutex
+	// races is set if the program changes the first byte of each store at once.
+	races bool
 }
 
 func (s *lockedSpace) ReadV(dst [][]byte, addr uint64) error {
@@ -32,7 +34,11 @@ func (s *lockedSpace) ReadV(dst [][]byte, addr uint64) error {
 func (s *lockedSpace) WriteV(src [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.Local.WriteV(src, addr)
+	err := s.Local.WriteV(src, addr)
+	if s.races && err == nil {
+		err = s.Local.WriteV([][]byte{{0xee}}, addr)
+	}
+	return err
 }
 
 // checkedWorld is a world with checks.
@@ -179,6 +185,32 @@ func TestChecks(t *testing.T) {
 			w.change(2048)
 			w.await(2)
 		}, []check.Rule{check.RuleTargetWritten}, true},
+		{"target changed at once", func(w *checkedWorld) {
+			w.space.races = true
+			w.recv(1, 8, w.element(2048, 64))
+			w.post(uapi.WRSend, signaled)
+			w.await(2)
+			w.post(uapi.WRRDMARead, signaled)
+			w.await(1)
+		}, []check.Rule{check.RuleTargetWritten, check.RuleTargetWritten}, false},
+		{"unmapped receive", func(w *checkedWorld) {
+			mr := w.registerData(ib.AccessLocalWrite)
+			w.recv(1, 8, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			w.side(1).Doorbell(nil)
+			must(w.t, w.space.Remove(mr.Addr()))
+			for end := time.Now().Add(longest); len(w.rules()) == 0 && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			must(w.t, w.qps[1].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			must(w.t, mr.Dereg())
+		}, []check.Rule{check.RuleUnmapped}, false},
+		{"unmapped source", func(w *checkedWorld) {
+			mr := w.registerData(0)
+			must(w.t, w.space.Remove(mr.Addr()))
+			w.post(uapi.WRRDMAWrite, signaled, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			w.await(1)
+			must(w.t, mr.Dereg())
+		}, []check.Rule{check.RuleUnmapped}, false},
 		{"pending source", func(w *checkedWorld) {
 			w.post(uapi.WRRDMARead, signaled)
 			w.post(uapi.WRRDMAWrite, signaled)

@@ -2,7 +2,6 @@ package check
 
 import (
 	"slices"
-	"time"
 
 	"verbena/ib"
 )
@@ -51,6 +50,9 @@ func (w *workTracker) newContents(list []ib.SGE, length uint64) (all []*contents
 func (w *workTracker) copyContents(all *[]*contents) {
 	p := w.o.k.program
 	*all = slices.DeleteFunc(*all, func(c *contents) bool {
+		if c.copied != nil {
+			return false // the stored data
+		}
 		if p.copied.Add(int64(c.size())) > maxCopies {
 			p.copied.Add(-int64(c.size()))
 			return true
@@ -71,15 +73,19 @@ func (p *Program) dropContents(all []*contents) {
 	}
 }
 
-// exitTime is the longest time between the end of a process's memory and the close of its device files at its exit.
-const exitTime = 20 * time.Millisecond
-
 // Arrival is a completion that the device has reported, and the program has not received, with the memory to compare.
 type Arrival struct {
 	w       *workTracker
 	sources []arrivedData
 	targets []arrivedData
+	failed  []failedRequest
 	seen    bool // the targets have been copied
+}
+
+// failedRequest is a request that the device has not executed.
+type failedRequest struct {
+	of *workTracker
+	r  *trackedRequest
 }
 
 // arrivedData is the memory of a request that the device has executed.
@@ -107,21 +113,41 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 				r.contents = nil
 			}
 			if r.isRead && isSampled(r.info.Index) {
-				a.targets = append(a.targets, arrivedData{r, w.newContents(r.list, r.info.Length)})
+				a.targets = append(a.targets, arrivedData{r, w.takeImages(r, r.info.Length)})
 			}
 		}
 	}
+	if i >= 0 && wc.Status != ib.WCSuccess {
+		a.failed = append(a.failed, failedRequest{w, w.send[i]})
+	}
 	w.mu.Unlock()
+	if i < 0 && wc.Status != ib.WCSuccess {
+		a.addFailedReceive(wc)
+	}
 	if i < 0 && wc.Status == ib.WCSuccess {
 		w.messages.Add(1)
 		if wc.Opcode == ib.WCRecv {
 			a.addReceive(wc)
 		}
 	}
-	if len(a.sources) == 0 && len(a.targets) == 0 {
+	if len(a.sources) == 0 && len(a.targets) == 0 && (len(a.failed) == 0 || wc.Status == ib.WCWRFlushErr) {
 		return nil
 	}
 	return a
+}
+
+// addFailedReceive adds a receive that has failed.
+func (a *Arrival) addFailedReceive(wc *ib.WC) {
+	from := a.w
+	if from.srq != nil {
+		from = from.srq
+	}
+	from.mu.Lock()
+	defer from.mu.Unlock()
+	if i := slices.IndexFunc(from.recv, func(r *trackedRequest) bool { return r.id == wc.ID }); i >= 0 {
+		from.recv[i].info.QPN, from.recv[i].info.Peer = a.w.qp.Num(), a.w.peer.Load()
+		a.failed = append(a.failed, failedRequest{from, from.recv[i]})
+	}
 }
 
 // addReceive adds the memory of a completed receive.
@@ -139,18 +165,22 @@ func (a *Arrival) addReceive(wc *ib.WC) {
 	}
 	r := from.recv[i]
 	r.info.QPN, r.info.Peer = a.w.qp.Num(), a.w.peer.Load()
-	if all := from.newContents(r.list, n); len(all) > 0 {
+	if all := from.takeImages(r, n); len(all) > 0 {
 		a.targets = append(a.targets, arrivedData{r, all})
 	}
 }
 
-// Copy copies the memory to which the device has stored the data. It waits for the memory of the program. Calls of Copy
+// Copy checks that the memory of a failed request is mapped, and copies the memory to which the device has stored the
+// data, unless the data are known. It waits for the memory of the program. Calls of Copy
 // and Compare must not overlap.
 func (a *Arrival) Copy() {
 	if a.seen {
 		return
 	}
 	a.seen = true
+	for _, f := range a.failed {
+		f.of.checkMapped(f.r)
+	}
 	for i := range a.targets {
 		a.w.copyContents(&a.targets[i].all)
 	}
@@ -196,10 +226,7 @@ func (a *Arrival) compare(r *trackedRequest, c *contents, rule func(*workTracker
 	p := a.w.o.k.program
 	d, unmapped := c.difference()
 	if unmapped {
-		v := Violation{Rule: RuleUnmapped, What: "the memory of an outstanding work request was unmapped",
-			Requests: describe(r)}
-		dev := a.w.o.dev
-		time.AfterFunc(exitTime, func() { p.k.report(v, dev, nil) }) // unless the context is ending
+		a.w.checkMapped(r)
 		return
 	}
 	if d == nil || a.w.mayHaveLostCompletions() || p.writes.mayHaveChanged(c.span(), c.writes) {

@@ -29,6 +29,7 @@ type contents struct {
 	at     uint64 // in the program's addresses
 	copied []byte // the whole element, or copiedParts parts
 	writes uint64 // number of device writes before the copy
+	known  uint64 // storedImages: number of bytes from the start that the device has stored
 }
 
 // span returns the memory in the program's addresses.

@@ -45,6 +45,8 @@ type Program struct {
 	user   User
 	writes deviceWrites
 	copied atomic.Int64 // total size of the copies
+	stores storedImages
+	watch  mappingWatch
 
 	mu    sync.Mutex // before the locks of queues
 	qps   map[uint32]*UserQP
@@ -68,6 +70,7 @@ func (p *Program) isEnding() bool { return p.user.IsEnding() }
 
 // Close reports the numbers of repeated violations. No other method may be called afterwards.
 func (p *Program) Close() {
+	p.watch.close()
 	k := p.k
 	k.reporting.Lock()
 	defer k.reporting.Unlock()
@@ -147,7 +150,7 @@ const maxEndedKeys = 4096
 // ObserveRegion must be called before the region is used. It may not sleep.
 func (p *Program) ObserveRegion(r *umem.Region) {
 	if !r.OnDemand() {
-		r.ObserveWrites(p.writes.record)
+		r.ObserveWrites(p.recordStore)
 	}
 }
 
@@ -587,6 +590,7 @@ func (w *workTracker) checkTargetKeys(r *trackedRequest, list []ib.SGE) {
 func (w *workTracker) recordTargets(r *trackedRequest, list []ib.SGE) {
 	if w.o.k.program != nil {
 		r.list = slices.Clone(list)
+		w.addImages(r)
 	}
 }
 

@@ -48,11 +48,13 @@ type trackedRequest struct {
 	// belongs to the same program.
 	contents []*contents
 	ownWrite memorySpan
-	finished bool     // for a program; under the queue's mu
-	visible  bool     // the completion is in the queue of the program, which may have retrieved it; under the queue's mu
-	stores   uint64   // for a receive of a program: number of the device's stores at the post
-	messages uint64   // number of messages that its queue pair had received at the post
-	list     []ib.SGE // elements of targets, for a program
+	finished bool        // for a program; under the queue's mu
+	visible  bool        // the completion is in the program's queue; under the mu of the work queue
+	stores   uint64      // for a receive of a program: number of the device's stores at the post
+	messages uint64      // number of messages that its queue pair had received at the post
+	list     []ib.SGE    // elements, for a program; nil for inline data
+	images   []*contents // data that the device has stored; under storedImages.mu
+	unmapped bool        // RuleUnmapped was reported; under the queue's mu
 }
 
 // workTracker tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are
@@ -146,6 +148,9 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 		w.checkSendKeys(r, wr)
 		w.recordRequestMemory(r, wr)
 		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
+			if w.o.k.program != nil && r.list == nil {
+				r.list = slices.Clone(wr.SGList)
+			}
 			r.keys = lkeysOf(wr.SGList)
 		}
 		switch {
@@ -242,6 +247,9 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 	cq *checkedObject,
 	room int) {
 	w.reportOverlaps(posted[:max(0, min(n, len(posted)))])
+	if p := w.o.k.program; p != nil {
+		p.watch.start(p)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -278,6 +286,7 @@ func (w *workTracker) finishRequest(r *trackedRequest) {
 	if p := w.o.k.program; p != nil {
 		p.dropContents(r.contents)
 		r.contents = nil
+		p.dropImages(r)
 	}
 	if len(r.targets) > 0 {
 		w.o.k.landings.recordChanges(r.targets)

@@ -29,7 +29,7 @@ static struct side a, b;
 static struct ibv_qp *make_qp(struct side *s, struct ibv_srq *srq, enum ibv_qp_type type)
 {
 	struct ibv_qp_init_attr init = {.send_cq = s->cq, .recv_cq = s->cq, .srq = srq, .qp_type = type,
-		.cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 32}};
+		.cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 3, .max_recv_sge = 2, .max_inline_data = 32}};
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	CHECK(qp);
 	return qp;
@@ -127,6 +127,27 @@ static void send_refilled(void) { refill(IBV_WR_SEND, a.buf); }
 static void write_refilled(void) { refill(IBV_WR_RDMA_WRITE, a.buf + LEN - 1); }
 static void read_overwritten(void) { refill(IBV_WR_RDMA_READ, a.buf); }
 static void atomic_overwritten(void) { refill(IBV_WR_ATOMIC_FETCH_AND_ADD, a.buf); }
+
+// The program changes the last element of a READ as soon as its data are there.
+static void read_raced(void)
+{
+	memset(b.buf, 7, LEN);
+	memset(a.buf, 1, LEN);
+	struct ibv_sge list[] = {{(uintptr_t)a.buf, 8, a.mr->lkey}, {(uintptr_t)a.buf + 8, 8, a.mr->lkey},
+		{(uintptr_t)a.buf + 16, 8, a.mr->lkey}};
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+	wr.sg_list = list;
+	wr.num_sge = 3;
+	CHECK(!post(wr));
+	volatile unsigned char *last = a.buf + 23;
+	while (*last != 7)
+		;
+	if (right)
+		expect(&a);
+	*last = 9;
+	if (!right)
+		expect(&a);
+}
 
 // The unsignaled request is outstanding until the later one is polled.
 static void unsignaled_refilled(void)
@@ -268,9 +289,42 @@ static void unmap_outstanding(void)
 	CHECK(!munmap(buf, LEN));
 	if (!right)
 		expect(&a);
-	usleep(40000); // the end of a process unmaps its memory too
 	CHECK(!ibv_dereg_mr(mr));
 }
+
+// The memory of a receive is freed. The receive fails, or is never used.
+static void unmap_receive(int used)
+{
+	unsigned char *buf = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(buf != MAP_FAILED);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_sge sge = {(uintptr_t)buf, LEN, mr->lkey};
+	struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+	if (!used)
+		post_recv(&b, b.buf, LEN); // for the first message
+	CHECK(!ibv_post_recv(b.qp, &wr, &bad));
+	if (!right)
+		CHECK(!munmap(buf, LEN));
+	if (used || right) {
+		CHECK(!post(request(IBV_WR_SEND, IBV_SEND_SIGNALED)));
+		CHECK(right == (await(&a) == IBV_WC_SUCCESS));
+		CHECK(right == (await(&b) == IBV_WC_SUCCESS));
+	}
+	if (!used) {
+		CHECK(!post(request(IBV_WR_SEND, IBV_SEND_SIGNALED)));
+		expect(&a);
+		expect(&b);
+		usleep(100000);
+	}
+	if (!right)
+		exit(0);
+	CHECK(!ibv_dereg_mr(mr));
+	CHECK(!munmap(buf, LEN));
+}
+
+static void unmap_used_receive(void) { unmap_receive(1); }
+static void unmap_idle_receive(void) { unmap_receive(0); }
 
 // remote_key names local memory by the remote key.
 static void remote_key(void)
@@ -579,6 +633,7 @@ static const struct {
 	{"unsignaled-refilled", "source-changed", unsignaled_refilled},
 	{"large-refilled", "source-changed", large_refilled},
 	{"read-overwritten", "target-written", read_overwritten},
+	{"read-raced", "target-written", read_raced},
 	{"atomic-overwritten", "target-written", atomic_overwritten},
 	{"receive-cleared", "target-written", receive_cleared},
 	{"receives-share", "target-reused", receives_share},
@@ -587,6 +642,8 @@ static const struct {
 	{"dereg-outstanding", "in-flight", dereg_outstanding},
 	{"srq-dereg", "in-flight", srq_dereg},
 	{"unmap-outstanding", "unmapped", unmap_outstanding},
+	{"unmap-used-receive", "unmapped", unmap_used_receive},
+	{"unmap-idle-receive", "unmapped", unmap_idle_receive},
 	{"remote-key", "key-kind", remote_key},
 	{"ended-key", "key-ended", ended_key},
 	{"unknown-key", "key-unknown", unknown_key},
