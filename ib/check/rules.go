@@ -71,7 +71,7 @@ var ProgramRules = []ProgramRule{
 		"Poll again after ibv_req_notify_cq."},
 	{RuleDestroyUndrained, false, "polls a completion of a destroyed QP",
 		"IBA 10.2.4.5: completions of a destroyed QP may be lost", "Poll all completions before you destroy the QP."},
-	{RulePostsInErr, false, "continues to post sends on a QP in ERR after it has polled a failure",
+	{RulePostsInErr, false, "posts 16 sends on a QP in ERR after it has polled a failure",
 		"IBA 10.3.1: requests on a queue pair in ERR are flushed",
 		"Reset the queue pair, or connect again."},
 	{RuleLeftInSQE, false, "continues to post sends on a QP in SQE after it has polled a failure",
