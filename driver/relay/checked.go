@@ -237,12 +237,26 @@ func (p *program) look() {
 	}
 }
 
-// copyArrived copies the memory of completions that have just arrived. The caller is a thread of the program.
-func (p *program) copyArrived() {
+// copyArrived copies the memory of completions that have just arrived. The caller is a thread of the program, in a
+// doorbell that has begun at a time.
+func (p *program) copyArrived(began time.Time) {
 	list := p.listCQs()
 	for _, c := range list[:min(len(list), maxLookedAt)] {
 		c.drain()
 		c.copyArrived()
+		c.restartHolds(began)
+	}
+}
+
+// restartHolds begins the hold times of the completions that have arrived since the begin of a doorbell. The program's
+// thread continues after the doorbell.
+func (c *cq) restartHolds(began time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range c.held.list {
+		if x.arrival != nil && !x.due.Add(-x.time).Before(began) {
+			x.due = time.Now().Add(x.time)
+		}
 	}
 }
 
@@ -261,6 +275,7 @@ type heldCompletion struct {
 	wc      ib.WC
 	arrival *check.Arrival // nil: nothing to compare
 	due     time.Time
+	time    time.Duration // from the arrival to due
 }
 
 // hold adds a completion behind the held ones.
@@ -273,7 +288,7 @@ func (c *cq) hold(wc *ib.WC) {
 		if c.held.count++; c.held.count <= firstHolds {
 			d = c.p.firstHold
 		}
-		h.due = time.Now().Add(d)
+		h.due, h.time = time.Now().Add(d), d
 	}
 	c.held.list = append(c.held.list, h)
 	if len(c.held.list) > maxHeld {

@@ -222,11 +222,11 @@ func (q *qp) queues() *queue.Queues {
 
 // Doorbell implements ib.UserQP.
 func (q *qp) Doorbell(h *ib.Hold) {
-	before := q.sends.posted.Load()
+	before, began := q.sends.posted.Load(), time.Now()
 	q.advanceFor(h, true)
 	if q.checked != nil {
 		q.checkRefused(before)
-		q.p.copyArrived()
+		q.p.copyArrived(began)
 	}
 }
 
