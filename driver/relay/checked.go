@@ -364,11 +364,11 @@ func (c *cq) listArrivals() (list []*check.Arrival) {
 func (c *cq) examineHeld() {
 	for {
 		c.copyArrived()
-		x := c.firstHeld()
+		x, due := c.firstHeld()
 		if x == nil {
 			return
 		}
-		if time.Until(x.due) > 0 {
+		if time.Until(due) > 0 {
 			wait := syscall.NsecToTimespec(int64(holdStep))
 			_ = syscall.Nanosleep(&wait, nil)
 			continue
@@ -377,15 +377,15 @@ func (c *cq) examineHeld() {
 	}
 }
 
-// firstHeld returns the first held completion. Without one, examineHeld must end.
-func (c *cq) firstHeld() *heldCompletion {
+// firstHeld returns the first held completion, and the time of its delivery. Without one, examineHeld must end.
+func (c *cq) firstHeld() (x *heldCompletion, due time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.held.list) == 0 || c.dead {
 		c.held.running = false
-		return nil
+		return nil, due
 	}
-	return c.held.list[0]
+	return c.held.list[0], c.held.list[0].due
 }
 
 func (c *cq) compareAndDeliver(x *heldCompletion) {
