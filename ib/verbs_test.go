@@ -18,7 +18,8 @@ var notVerbs = map[string]bool{
 	"CQCounter.Waiting": true, "QPPeeker.Peek": true, "UserQP.TakeBack": true,
 	"MethodDriver.Methods": true,
 	// The next entries are functions of the midlayer that drivers call.
-	"UserContext.AllocShared": true, "OwnedContext.Owner": true, "MethodCall.Context": true, "MethodCall.Has": true, "MethodCall.Number": true,
+	"UserContext.AllocShared": true, "OwnedContext.Owner": true,
+	"MethodCall.Context": true, "MethodCall.Has": true, "MethodCall.Number": true,
 	"MethodCall.Bytes": true, "MethodCall.Object": true, "MethodCall.Output": true,
 }
 

@@ -28,14 +28,14 @@ type mappingWatch struct {
 	closed bool
 }
 
-// start begins the examination after a post.
+// start begins the examination after a post, unless one is due. A busy program is examined once in maxMappingPeriod.
 func (m *mappingWatch) start(p *Program) {
 	if !p.cfg.Rules.Has(RuleUnmapped) {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed || m.period == minMappingPeriod {
+	if m.closed || m.period != 0 {
 		return
 	}
 	m.period = minMappingPeriod

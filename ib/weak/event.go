@@ -27,8 +27,8 @@ func (q *qp) beginDraining() {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	q.drained = time.Time{}
-	q.drains++
-	if !delayed && q.d.hasChoice(LateEvent) && q.d.decide(q.point(LateEvent, EventDrain, q.drains), 1, q.about) != 0 {
+	q.toSQD++
+	if !delayed && q.d.hasChoice(LateEvent) && q.d.decide(q.point(LateEvent, EventDrain, q.toSQD), 1, q.about) != 0 {
 		q.drained = time.Now().Add(minEventSteps * stepPeriod)
 	}
 }

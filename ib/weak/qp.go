@@ -45,7 +45,7 @@ type qp struct {
 	eventMu sync.Mutex
 	events  []delayedEvent // delayed events
 	raised  uint64         // number of events
-	drains  uint64         // number of calls of beginDraining
+	toSQD   uint64         // number of calls of beginDraining
 	drained time.Time      // the earliest end of the drain; zero: the drain has no delay
 
 	// The next fields are protected by driver.mu.
