@@ -279,14 +279,19 @@ func ParseForPrograms(names []string) (s Set, err error) {
 // Has reports whether a choice is in the set.
 func (s Set) Has(c Choice) bool { return s&(1<<c) != 0 }
 
-// drawRandom returns a pseudo-random number below n for a choice, for one work request of one queue pair.
+// drawRandom returns a pseudo-random number below n for a choice, for one work request of one queue pair. The seed is
+// mixed first: otherwise two small seeds would give the requests the same numbers in another order.
 func (c Config) drawRandom(choice Choice, qp, request uint64, n uint64) int {
-	x := c.Seed ^ uint64(choice)<<56 ^ qp<<32 ^ request
-	for range 2 { // these steps are the finaliser of a 64-bit hash
+	return int(mix(mix(c.Seed)^uint64(choice)<<56^qp<<32^request) % n)
+}
+
+// mix applies the finaliser of a 64-bit hash twice.
+func mix(x uint64) uint64 {
+	for range 2 {
 		x += 0x9e3779b97f4a7c15
 		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 		x = (x ^ x>>27) * 0x94d049bb133111eb
 		x ^= x >> 31
 	}
-	return int(x % n)
+	return x
 }
