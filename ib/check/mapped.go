@@ -139,10 +139,20 @@ func (w *workTracker) mappedElements(r *trackedRequest) (list []mappedElement) {
 // isUnmapped reports whether the program has unmapped a range of a region, or has taken the right to read or write it.
 // The end of the address space does not count.
 func (m *memoryRegion) isUnmapped(addr, n uint64, write bool) bool {
+	return m.isFault(addr, n, write) && !m.hasEnded()
+}
+
+// isFault reports whether a program cannot access a range of a region that exists.
+func (m *memoryRegion) isFault(addr, n uint64, write bool) bool {
 	m.reading.RLock()
 	defer m.reading.RUnlock()
-	return !m.isGone() && errors.Is(m.memory.CheckRange(addr, n, write), umem.ErrFault) && !m.memory.SpaceGone()
+	return !m.isGone() && errors.Is(m.memory.CheckRange(addr, n, write), umem.ErrFault)
 }
+
+// hasEnded reports whether the address space has ended.
+//
+//verbena:allow nosleep only threads of the program itself wait for its memory
+func (m *memoryRegion) hasEnded() bool { return m.memory.SpaceGone() }
 
 // checkMapped reports a request with unmapped memory, once. It waits for the memory of the program.
 func (w *workTracker) checkMapped(r *trackedRequest) {

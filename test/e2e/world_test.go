@@ -198,7 +198,7 @@ var runFlags = strings.Fields(os.Getenv("RUN_FLAGS"))
 
 // verbenaCommand returns a verbena command in this world.
 func (w *testService) verbenaCommand(ctx context.Context, args ...string) *exec.Cmd {
-	if args[0] == "run" {
+	if len(args) > 0 && args[0] == "run" {
 		args = slices.Concat(args[:1], runFlags, args[1:])
 	}
 	argv := append([]string{verbenaBinary(w.t)}, args...)

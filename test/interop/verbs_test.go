@@ -61,7 +61,7 @@ func testVerbs(t *testing.T) {
 		wait, err := kernelPeer.startProgram([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" +
 			strings.Join(missingKernelAbilities, ","),
 			"VERBS_ADDR=" + guestIP["IPv4"],
-			theLab.programPath("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are only for Verbena
+			theLab.programPath("verbs-suite"), "-test.v", "-test.skip", "^Test(Reports|SRD)$"}) // only for Verbena
 		if err != nil {
 			return err
 		}

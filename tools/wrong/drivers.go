@@ -430,8 +430,8 @@ var originalDefects = []DriverDefect{
 		Name:   "qkey-controlled",
 		Commit: `0cadb4db79e1 ("RDMA/uverbs: Restrict usage of privileged QKEYs")`,
 		Rule:   "Messages arrive: a Q_Key with the high bit stands for the sender's own (IBA 10.2.5)",
-		Edits: []Edit{{"send.go", `	if qkey&(1<<31) != 0 {`, Instead,
-			`	if qkey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
+		Edits: []Edit{{"send.go", `	if w.wr.RemoteQKey&(1<<31) != 0 {`, Instead,
+			`	if w.wr.RemoteQKey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
 	},
 	{
 		Name:   "rd-atomic-swapped",
