@@ -242,22 +242,12 @@ var limitDefects = []driverDefect{
 			d.resize = func(c *wrongCQ, entries int) error {
 				d.mu.Lock()
 				defer d.mu.Unlock()
-				all := make([]ib.WC, 1<<10)
-				n, _ := c.CQ.Poll(all)
-				if c.stash = append(c.stash, all[:n]...); len(c.stash) >= entries {
+				if c.stashAll(); len(c.stash) >= entries {
 					return syscall.EINVAL
 				}
 				return c.CQ.Resize(entries, nil)
 			}
-			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
-				d.mu.Lock()
-				defer d.mu.Unlock()
-				if n = copy(wc, c.stash); n > 0 {
-					c.stash = c.stash[n:]
-					return n, nil
-				}
-				return c.CQ.Poll(wc)
-			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { return d.pollStashed(c, wc) }
 		},
 		by: "CQ/Resize", says: "resize to what is waiting",
 	},
@@ -272,10 +262,7 @@ var limitDefects = []driverDefect{
 			d.resize = func(c *wrongCQ, entries int) error {
 				d.mu.Lock()
 				defer d.mu.Unlock()
-				all := make([]ib.WC, 1<<10)
-				n, _ := c.CQ.Poll(all)
-				c.stash = append(c.stash, all[:n]...)
-				if len(c.stash) > entries {
+				if c.stashAll(); len(c.stash) > entries {
 					return syscall.EINVAL
 				}
 				c.stash = c.stash[:min(len(c.stash), c.entries-int(c.n.Load())%c.entries)]
@@ -284,13 +271,7 @@ var limitDefects = []driverDefect{
 				return c.CQ.Resize(entries, nil)
 			}
 			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
-				d.mu.Lock()
-				defer d.mu.Unlock()
-				if n = copy(wc, c.stash); n > 0 {
-					c.stash = c.stash[n:]
-				} else {
-					n, err = c.CQ.Poll(wc)
-				}
+				n, err = d.pollStashed(c, wc)
 				c.n.Add(int32(n))
 				return n, err
 			}
@@ -382,4 +363,22 @@ var datagramDefects = []driverDefect{
 		},
 		by: "MW/QueuePairDestroyed", says: "deregister the region of a window, whose queue pair was destroyed in RTS",
 	},
+}
+
+// stashAll moves the completions of the queue to the stash. The caller holds the driver's lock.
+func (c *wrongCQ) stashAll() {
+	all := make([]ib.WC, 1<<10)
+	n, _ := c.CQ.Poll(all)
+	c.stash = append(c.stash, all[:n]...)
+}
+
+// pollStashed polls the stash first.
+func (d *wrongDriver) pollStashed(c *wrongCQ, wc []ib.WC) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := copy(wc, c.stash); n > 0 {
+		c.stash = c.stash[n:]
+		return n, nil
+	}
+	return c.CQ.Poll(wc)
 }
