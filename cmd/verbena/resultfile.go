@@ -18,7 +18,7 @@ func openResultFile(name string) (*resultFile, error) {
 		return &resultFile{f, true}, nil
 	}
 	if errors.Is(err, os.ErrExist) {
-		f, err = os.OpenFile(name, os.O_WRONLY, 0)
+		f, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666) // a symbolic link may name a file that does not exist
 	}
 	if err != nil {
 		return nil, err

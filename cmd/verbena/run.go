@@ -82,7 +82,7 @@ func (r *runCmd) Run(c *cli) error {
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
-		fmt.Fprintf(os.Stderr, "verbena: run: %s: %v\n", argv[0], errors.Unwrap(err))
+		fmt.Fprintf(os.Stderr, "verbena: run: %s: %v\n", replaceControlChars(argv[0]), errors.Unwrap(err))
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 			return exitCodeError(exitNotFound)
 		}

@@ -35,6 +35,9 @@ const (
 	sanitizeAbort = "abort"
 )
 
+// maxChecks limits the rules in CHECKS, so that the request for them is not too long for the service.
+const maxChecks = 256
+
 // IsBool implements kong.BoolMapperValue: the value is optional.
 func (*sanitizeFlag) IsBool() bool { return true }
 
@@ -51,6 +54,9 @@ func (s *sanitizeFlag) Decode(ctx *kong.DecodeContext) error {
 		case sanitizeAbort:
 			s.abort = true
 		default:
+			if n := len(s.rules); n == maxChecks {
+				return fmt.Errorf("--sanitize: more than %d rules", n)
+			}
 			s.rules = append(s.rules, name)
 		}
 	}
@@ -92,11 +98,22 @@ func (s suppression) matches(r *ctl.SanitizerReport) bool {
 	return rule && program
 }
 
+// maxSuppressions limits the bytes of a file of suppressions.
+const maxSuppressions = 1 << 20
+
 // readSuppressions reads lines of the form RULE or RULE:PROGRAM, in which both parts are patterns of path.Match.
 func readSuppressions(name string) (list []suppression, err error) {
-	b, err := os.ReadFile(name)
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("run --sanitize-suppressions: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSuppressions+1))
+	if err != nil {
+		return nil, fmt.Errorf("run --sanitize-suppressions: %w", err)
+	}
+	if len(b) > maxSuppressions {
+		return nil, fmt.Errorf("run --sanitize-suppressions: %s has more than %d bytes", name, maxSuppressions)
 	}
 	for n, line := range strings.Split(string(b), "\n") {
 		line, _, _ = strings.Cut(line, "#")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,5 +97,37 @@ func TestAbortOnlyDescendants(t *testing.T) {
 		if err := abortDescendant(pid); err == nil {
 			t.Errorf("abort process %d: got success, want an error", pid)
 		}
+	}
+}
+
+// TestSanitizeInputIsLimited tests that an endless file of suppressions, and too many checks, are errors.
+func TestSanitizeInputIsLimited(t *testing.T) {
+	if _, err := readSuppressions("/dev/zero"); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
+		t.Errorf("endless file of suppressions: got %v, want an error with the limit", err)
+	}
+	checks := "--sanitize=" + strings.Repeat("key-kind,", maxChecks) + "key-kind"
+	if _, err := parse(&cli{}, []string{"run", checks, "--", "true"}); err == nil ||
+		!strings.Contains(err.Error(), "more than 256 rules") {
+		t.Errorf("%d checks: got %v, want an error with the limit", maxChecks+1, err)
+	}
+}
+
+// TestResultFileThroughSymbolicLink tests a symbolic link to a file that does not exist yet.
+func TestResultFileThroughSymbolicLink(t *testing.T) {
+	dir := t.TempDir()
+	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	f, err := openResultFile(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteString("text")
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(target); err != nil || string(b) != "text" {
+		t.Errorf("target of the link: got %q and error %v, want the text", b, err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib/weak"
+	"verbena/service/web"
 )
 
 // The search runs the program under other processes of this command. Each has its own process group, which the search
@@ -144,7 +145,7 @@ func (r *runCmd) searchWeak(argv []string) error {
 	} else if werr := errors.Join(to.clear(), writeAll(to, text.Bytes()), to.Close()); werr != nil {
 		return fmt.Errorf("search: %w", werr)
 	} else {
-		fmt.Fprintf(s.out, "\nverbena: search: to repeat:\n  verbena %s--replay=%s -- %s\n", joinArgs(c.flags), quoteArg(name),
+		fmt.Fprintf(s.out, "\nverbena: search: to repeat:\n  verbena %s--replay=%s -- %s\n", joinArgs(c.flags), web.QuoteWord(name),
 			strings.TrimSpace(joinArgs(argv)))
 	}
 	var code exitCodeError
@@ -453,20 +454,9 @@ func withoutSearchFlags(args []string) (rest []string) {
 func joinArgs(args []string) string {
 	var b strings.Builder
 	for _, a := range args {
-		b.WriteString(quoteArg(a) + " ")
+		b.WriteString(web.QuoteWord(a) + " ")
 	}
 	return b.String()
-}
-
-// quoteArg quotes an argument for a shell if necessary.
-func quoteArg(a string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:,@%+", r)
-	}
-	if a != "" && strings.IndexFunc(a, func(r rune) bool { return !plain(r) }) < 0 {
-		return a
-	}
-	return "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
 }
 
 // searchCommand runs the program of a search.

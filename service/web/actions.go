@@ -192,7 +192,7 @@ func (a *action) parse(args map[string]string) (r *ctl.Request, command string, 
 	words := []string{"verbena", a.Command}
 	for _, f := range a.Fields {
 		if text, ok := v[f.Name]; ok && f.Argument {
-			words = append(words, quoteWord(text))
+			words = append(words, QuoteWord(text))
 		}
 	}
 	for _, f := range a.Fields {
@@ -201,7 +201,7 @@ func (a *action) parse(args map[string]string) (r *ctl.Request, command string, 
 		case f.Switch && text == "true":
 			words = append(words, "--"+f.Name)
 		default:
-			words = append(words, "--"+f.Name+"="+quoteWord(text))
+			words = append(words, "--"+f.Name+"="+QuoteWord(text))
 		}
 	}
 	command = strings.Join(words, " ")
@@ -214,8 +214,8 @@ func (a *action) parse(args map[string]string) (r *ctl.Request, command string, 
 	return r, command, err
 }
 
-// quoteWord quotes a word for a shell if necessary.
-func quoteWord(s string) string {
+// QuoteWord quotes a word for a shell if necessary.
+func QuoteWord(s string) string {
 	plain := func(r rune) bool {
 		return r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || strings.ContainsRune("%+,-./:=@_", r)
 	}
