@@ -15,7 +15,12 @@ type srdSources struct {
 	latest   map[srdPair]*srdSource // the source that a requester has used last
 	byAddr   map[netip.Addr]*srdHost
 	hosts    []*srdHost
+	hand     int // index in hosts at which the next search begins
 }
+
+// maxHostScan limits the hosts that a search for a replaceable source considers. With more hosts each one has few
+// sources.
+const maxHostScan = 512
 
 // srdOrigin is the origin of a source.
 type srdOrigin struct {
@@ -161,7 +166,9 @@ func (t *srdSources) replaceable(addr netip.Addr, now int64) *srdSource {
 	}
 	var idle *srdSource
 	most := &srdHost{}
-	for _, h := range t.hosts {
+	for range min(len(t.hosts), maxHostScan) {
+		t.hand = (t.hand + 1) % len(t.hosts)
+		h := t.hosts[t.hand]
 		if h.count > most.count {
 			most = h
 		}
@@ -208,7 +215,7 @@ func (s *srd) sourceOf(k *packet) (*srdSource, roce.SRDStatus) {
 	}
 	src := s.sources.list[i]
 	switch {
-	case h.To() == src.evicted: // the requester must not send packets again that may have been executed
+	case src.evicted != 0 && h.To() == src.evicted: // the requester must not repeat packets that may have been executed
 		return nil, roce.SRDAborted
 	case src.own != h.To() || src.over || src.srdOrigin != (srdOrigin{k.src, k.DETH().SrcQPN(), h.Value()}):
 		return nil, roce.SRDForgotten
