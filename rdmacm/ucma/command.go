@@ -3,12 +3,9 @@ package ucma
 import (
 	"encoding/binary"
 	"fmt"
-	"net/netip"
-	"slices"
 	"syscall"
 
 	"verbena/ib"
-	"verbena/internal/quota"
 	"verbena/rdmacm"
 	"verbena/rdmacm/msg"
 	"verbena/uapi"
@@ -216,71 +213,6 @@ func (k *commandCall) destroyID() error {
 	return storeResponse(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: n}, 0)
 }
 
-// The following constants are the sizes of addresses, by family.
-const (
-	afIB         = 27
-	sizeofInet   = 16
-	sizeofInet6  = 28
-	sizeofIB     = 48
-	sizeofIBAddr = 8 // offset of the GID
-)
-
-// programSockaddr is an address from a program.
-type programSockaddr struct {
-	family uint16
-	size   int // 0 for an unknown family
-	ip     netip.AddrPort
-	gid    ib.GID
-}
-
-// parseSockaddr decodes an address of at least sizeofInet6 bytes. parseSockaddr truncates an InfiniBand address after
-// its GID. (rdma_addr_size)
-func parseSockaddr(b []byte) (a programSockaddr) {
-	a.family = binary.NativeEndian.Uint16(b)
-	port := binary.BigEndian.Uint16(b[2:])
-	switch a.family {
-	case syscall.AF_INET:
-		a.size = sizeofInet
-		a.ip = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), port)
-	case syscall.AF_INET6:
-		a.size = sizeofInet6
-		ip := netip.AddrFrom16([16]byte(b[8:24]))
-		if scope := binary.NativeEndian.Uint32(b[24:]); scope != 0 && ip.IsLinkLocalUnicast() {
-			ip = ip.WithZone(fmt.Sprint(scope))
-		}
-		a.ip = netip.AddrPortFrom(ip, port)
-	case afIB:
-		a.size = sizeofIB
-		a.gid = ib.GID(b[sizeofIBAddr:24])
-	}
-	return a
-}
-
-// putSockaddr encodes an address and returns its size, or 0 for an unknown address.
-func putSockaddr(b []byte, a netip.AddrPort) int {
-	clear(b)
-	switch ip := a.Addr(); {
-	case ip.Is4():
-		binary.NativeEndian.PutUint16(b, syscall.AF_INET)
-		binary.BigEndian.PutUint16(b[2:], a.Port())
-		v := ip.As4()
-		copy(b[4:], v[:])
-		return sizeofInet
-	case ip.Is6():
-		binary.NativeEndian.PutUint16(b, syscall.AF_INET6)
-		binary.BigEndian.PutUint16(b[2:], a.Port())
-		v := ip.As16()
-		copy(b[8:], v[:])
-		var scope uint32
-		_, _ = fmt.Sscan(ip.Zone(), &scope)
-		binary.NativeEndian.PutUint32(b[24:], scope)
-		return sizeofInet6
-	}
-	return 0
-}
-
-var errUnknownFamily = fmt.Errorf("address of an unknown family: %w", syscall.EAFNOSUPPORT)
-
 func (k *commandCall) bindIP() error {
 	cmd := decodeCommand[ucm.BindIP](k)
 	a := parseSockaddr(cmd.Addr[:])
@@ -382,112 +314,6 @@ func (k *commandCall) resolveRoute() error {
 		return err
 	}
 	return c.cm.ResolveRoute()
-}
-
-// invalidIndex is an unknown device index. (UCMA_INVALID_IB_INDEX)
-const invalidIndex = 0xffffffff
-
-// The following constants are the offsets of the first fields that older programs do not use.
-const (
-	routeWithoutIndex = 200
-	addrWithoutIndex  = 272
-)
-
-// The following constants are the packet lifetime and the rate of paths. (CMA_IBOE_PACKET_LIFETIME,
-// IB_RATE_10_GBPS, IB_SA_EQ)
-const (
-	lifeTime     = 16
-	rate10Gb     = 3
-	selectEqual  = 2
-	defaultPKey  = 0xffff
-	pathHopLimit = 64
-)
-
-func (k *commandCall) queryRoute() error {
-	cmd := decodeCommand[ucm.Query](k)
-	if k.out < routeWithoutIndex {
-		return syscall.ENOSPC
-	}
-	c, err := k.f.findID(cmd.ID)
-	if err != nil {
-		return err
-	}
-	v := c.cm.View()
-	r := ucm.QueryRouteResp{IBDevIndex: invalidIndex}
-	putSockaddr(r.SrcAddr[:], v.Src)
-	putSockaddr(r.DstAddr[:], v.Dst)
-	if v.Device != nil {
-		r.NodeGUID, r.PortNum = uapi.NewBE64(v.GUID), uint8(v.Port)
-		if v.Routed {
-			r.NumPaths = 1
-		}
-		r.IBRoute[0] = ucm.PathRec{
-			DGID: v.DGID, SGID: v.SGID, FlowLabel: uapi.NewBE32(v.FlowLabel), Reversible: 1, MTU: uint32(v.MTU),
-			PKey: uapi.NewBE16(defaultPKey), HopLimit: pathHopLimit, TrafficClass: v.TrafficClass, MTUSelector: selectEqual,
-			RateSelector: selectEqual, Rate: rate10Gb, PacketLifeTimeSelector: selectEqual, PacketLifeTime: lifeTime,
-		}
-	}
-	return storeResponse(k, cmd.Response, &r, routeWithoutIndex)
-}
-
-func (k *commandCall) query() error {
-	cmd := decodeCommand[ucm.Query](k)
-	c, err := k.f.findID(cmd.ID)
-	if err != nil {
-		return err
-	}
-	v := c.cm.View()
-	if cmd.Option == ucm.QueryPath {
-		return k.queryPath(cmd.Response, &v)
-	}
-	r := ucm.QueryAddrResp{IBDevIndex: invalidIndex}
-	if v.Device != nil {
-		r.NodeGUID, r.PortNum, r.PKey = uapi.NewBE64(v.GUID), uint8(v.Port), defaultPKey
-	}
-	switch cmd.Option {
-	case ucm.QueryAddr:
-		r.SrcSize, r.DstSize = uint16(putSockaddr(r.SrcAddr[:], v.Src)), uint16(putSockaddr(r.DstAddr[:], v.Dst))
-	case ucm.QueryGID:
-		r.SrcSize, r.DstSize = sizeofIB, sizeofIB
-		putGID(r.SrcAddr[:], v.SGID, c.cm.Space(), v.Src.Port())
-		putGID(r.DstAddr[:], v.DGID, c.cm.Space(), v.Dst.Port())
-	default:
-		return syscall.ENOSYS
-	}
-	return storeResponse(k, cmd.Response, &r, addrWithoutIndex)
-}
-
-// putGID encodes an InfiniBand address (struct sockaddr_ib).
-func putGID(b []byte, g ib.GID, space msg.PortSpace, port uint16) {
-	binary.NativeEndian.PutUint16(b, afIB)
-	binary.BigEndian.PutUint16(b[2:], defaultPKey)
-	copy(b[sizeofIBAddr:], g[:])
-	binary.BigEndian.PutUint64(b[24:], uint64(msg.MakeServiceID(space, port)))
-	binary.BigEndian.PutUint64(b[32:], ^uint64(0))
-}
-
-func (k *commandCall) queryPath(addr uint64, v *rdmacm.View) error {
-	r := ucm.QueryPathResp{}
-	if k.out < uapi.SizeOf[ucm.QueryPathResp]() {
-		return syscall.ENOSPC
-	}
-	b := make([]byte, 0, uapi.SizeOf[ucm.QueryPathResp]()+uapi.SizeOf[ucm.PathRecData]())
-	if v.Device != nil && v.Routed {
-		r.NumPaths = 1
-	}
-	b = uapi.AppendTo(b, &r)
-	if r.NumPaths > 0 && k.out >= cap(b) {
-		d := ucm.PathRecData{Flags: ucm.PathGMP | ucm.PathPrimary | ucm.PathBidirectional}
-		p := d.PathRec[:] // (IBA 15.2.5.16, struct ibv_path_record)
-		copy(p[8:], v.DGID[:])
-		copy(p[24:], v.SGID[:])
-		binary.BigEndian.PutUint32(p[44:], v.FlowLabel<<8|pathHopLimit)
-		p[48], p[49] = v.TrafficClass, 1<<7|1
-		binary.BigEndian.PutUint16(p[50:], defaultPKey)
-		p[54], p[55], p[56] = selectEqual<<6|uint8(v.MTU), selectEqual<<6|rate10Gb, selectEqual<<6|lifeTime
-		b = uapi.AppendTo(b, &d)
-	}
-	return k.storeBytes(addr, b)
 }
 
 // decodeParam decodes the parameters of a connection. (ucma_copy_conn_param)
@@ -701,101 +527,6 @@ func (k *commandCall) notify() error {
 		return fmt.Errorf("event %d: %w", cmd.Event, syscall.EINVAL)
 	}
 	return c.cm.Establish()
-}
-
-func (k *commandCall) joinIPMcast() error {
-	cmd := decodeCommand[ucm.JoinIPMcast](k)
-	return k.joinGroup(cmd.Response, cmd.UID, cmd.ID, parseSockaddr(cmd.Addr[:]))
-}
-
-func (k *commandCall) joinMcast() error {
-	cmd := decodeCommand[ucm.JoinMcast](k)
-	a := parseSockaddr(cmd.Addr[:])
-	if int(cmd.AddrSize) != a.size || cmd.JoinFlags > 1 {
-		return fmt.Errorf("address of %d bytes, flags %d: %w", cmd.AddrSize, cmd.JoinFlags, syscall.EINVAL)
-	}
-	return k.joinGroup(cmd.Response, cmd.UID, cmd.ID, a)
-}
-
-func (k *commandCall) joinGroup(response, uid uint64, id uint32, a programSockaddr) error {
-	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
-		return syscall.ENOSPC
-	}
-	if !a.ip.IsValid() {
-		return errUnknownFamily
-	}
-	s := k.f.srv
-	s.mu.Lock() // the event must be queued after the group has a number
-	c, err := k.f.lookupID(id)
-	var g *groupMembership
-	if err == nil {
-		err = c.user.Charge(quota.CMIDs, 1)
-	}
-	if err == nil {
-		g = &groupMembership{uid: uid, ctx: c}
-		if g.member, err = c.cm.Join(a.ip.Addr()); err != nil {
-			c.user.Release(quota.CMIDs, 1)
-		} else {
-			g.id = s.unusedID()
-			s.groups[g.id] = g
-			c.groups = append(c.groups, g)
-		}
-	}
-	s.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := storeResponse(k, response, &ucm.CreateIDResp{ID: g.id}, 0); err != nil {
-		s.leaveGroup(g)
-		return err
-	}
-	return nil
-}
-
-// leaveGroup ends a membership, and returns the number of its events that the program has received.
-func (s *Server) leaveGroup(g *groupMembership) uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.groups[g.id] != g { // the group's ID was destroyed, or another thread has left the group
-		return g.reported
-	}
-	delete(s.groups, g.id)
-	g.left = true
-	g.ctx.user.Release(quota.CMIDs, 1)
-	is := func(o *groupMembership) bool { return o == g }
-	g.ctx.groups = slices.DeleteFunc(g.ctx.groups, is)
-	f := g.ctx.file
-	f.events = slices.DeleteFunc(f.events, func(e *unreadEvent) bool {
-		if e.group == g {
-			e.ctx.unread--
-		}
-		return e.group == g
-	})
-	s.signalReady(f)
-	g.member.Leave()
-	return g.reported
-}
-
-func (k *commandCall) leaveMcast() error {
-	cmd := decodeCommand[ucm.DestroyID](k)
-	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
-		return syscall.ENOSPC
-	}
-	s := k.f.srv
-	s.mu.Lock()
-	g := s.groups[cmd.ID]
-	var err error
-	switch {
-	case g == nil:
-		err = syscall.ENOENT
-	case g.ctx.file != k.f:
-		err = syscall.EINVAL
-	}
-	s.mu.Unlock()
-	if err != nil {
-		return fmt.Errorf("membership %d: %w", cmd.ID, err)
-	}
-	return storeResponse(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: s.leaveGroup(g)}, 0)
 }
 
 func (k *commandCall) migrateID() error {
