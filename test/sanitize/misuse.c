@@ -210,12 +210,14 @@ static void receives_share(void)
 	}
 }
 
-// The SEND forwards the data of a READ.
+// The SEND forwards the data of a READ. Both are posted at once: between two posts, the READ may complete.
 static void read_forwarded(void)
 {
 	post_recv(&b, b.buf + LEN, LEN);
-	CHECK(!post(request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED)));
-	CHECK(!post(request(IBV_WR_SEND, IBV_SEND_SIGNALED | (right ? IBV_SEND_FENCE : 0))));
+	struct ibv_send_wr send = request(IBV_WR_SEND, IBV_SEND_SIGNALED | (right ? IBV_SEND_FENCE : 0));
+	struct ibv_send_wr read = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+	read.next = &send;
+	CHECK(!post(read));
 	expect(&a);
 	expect(&a);
 	expect(&b);
@@ -236,16 +238,18 @@ static void batch_forwarded(void)
 	}
 	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(mr);
-	struct ibv_send_wr wr = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED), *bad;
+	struct ibv_send_wr read = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED), *bad;
+	struct ibv_send_wr write = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
 	element.lkey = mr->lkey;
-	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	read.next = right ? NULL : &write;
+	CHECK(!ibv_post_send(s.qp, &read, &bad));
 	struct ibv_poll_cq_attr none = {};
 	while (right && ibv_start_poll(ex, &none) == ENOENT)
 		;
 	CHECK(!right || ex->status == IBV_WC_SUCCESS);
-	wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
-	CHECK(!ibv_post_send(s.qp, &wr, &bad));
 	if (right) {
+		element.lkey = a.mr->lkey;
+		CHECK(!ibv_post_send(s.qp, &write, &bad));
 		CHECK(!ibv_dereg_mr(mr));
 		ibv_end_poll(ex);
 	} else {
