@@ -268,15 +268,15 @@ type measuredSet struct {
 	last         *searchRun // the last run that has failed; nil if none
 }
 
-// reduceAndMeasure reduces decisions, and lengthens delays of the smallest set until it fails in all runs. If the
-// search ends before, it returns the smallest set so far, with an error.
+// reduceAndMeasure reduces decisions, and lengthens delays of the smallest set as far as it fails in all runs, or as
+// often as possible. If the search ends before, it returns the smallest set so far, with an error.
 func (s *weakSearch) reduceAndMeasure(all []weak.Decision) (measuredSet, error) {
 	set, err := s.reduceDecisions(all)
 	best := measuredSet{decisions: set}
 	if err != nil || len(set) == 0 {
 		return best, err
 	}
-	for _, factor := range lengthening {
+	for _, factor := range slices.Backward(lengthening) {
 		longer, ok := lengthen(set, factor)
 		if !ok {
 			continue
@@ -303,7 +303,7 @@ func (s *weakSearch) reduceAndMeasure(all []weak.Decision) (measuredSet, error) 
 
 // lengthening lists factors for delays. A failure may depend on the speed of the threads. With longer delays, which are
 // legal as well, it depends less on it.
-var lengthening = []int{1, 4, 16, 64}
+var lengthening = []int{1, 4, 16, 64, 1024}
 
 // lengthen returns decisions with delays that are longer by a factor. It returns false if no delay is longer.
 func lengthen(all []weak.Decision, factor int) (longer []weak.Decision, ok bool) {

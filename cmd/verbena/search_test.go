@@ -107,11 +107,11 @@ func TestSearchFindsSmallestFailingSet(t *testing.T) {
 		log     string   // lines of the smallest set
 		says    []string // parts of the output
 	}{
-		{"one decision", simulatedProgram{culprits: source, seed: 4}, 10, 3, "late-source a/1 qp 2 send 7 = 2 # QP 18\n",
+		{"one decision", simulatedProgram{culprits: source, seed: 4}, 10, 3, "late-source a/1 qp 2 send 7 = 2048 # QP 18\n",
 			[]string{"seed 4: the program fails: exit code 3", "| the last words", "with 1 decision of the device, in 5 of 5",
 				"20 of 41 decisions remain, of late-source", "permitted by  ibv_post_send(3)"}},
 		{"two choices", simulatedProgram{culprits: append(slices.Clone(source), "exact-room"), seed: 1}, 10, 3,
-			"exact-room a/1 = 1\nlate-source a/1 qp 2 send 7 = 2 # QP 18\n", []string{"with 2 decisions"}},
+			"exact-room a/1 = 1\nlate-source a/1 qp 2 send 7 = 2048 # QP 18\n", []string{"with 2 decisions"}},
 		{"no failure", simulatedProgram{culprits: source, seed: 11}, 10, 0, "", []string{"succeeds with 10 seeds"}},
 		{"unsteady", simulatedProgram{culprits: source, seed: 9, unsteady: true}, 10, 3, "",
 			[]string{"seed 9: the failure is not repeatable", "seed 10: the failure is not repeatable", "Try --weak=9"}},

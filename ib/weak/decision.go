@@ -80,8 +80,8 @@ type PointKind struct {
 }
 
 // maxSteps is the maximum delay in steps that a log may have. A device draws shorter delays. With a Relay, maxSteps
-// takes about 10 ms.
-const maxSteps = 512
+// takes at least 40 ms.
+const maxSteps = 2048
 
 // maxOvertaken limits the number of completions that another one overtakes.
 const maxOvertaken = 1 << 16

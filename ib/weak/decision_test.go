@@ -164,7 +164,7 @@ func TestLogErrors(t *testing.T) {
 		{logTitle + "late-source a/1 qp 3 poll 17 = 2\n", "line 2: late-source does not decide at such an object"},
 		{logTitle + "late-source a/1 qp 0 send 17 = 2\n", `line 2: qp: "0" is not the number`},
 		{logTitle + "late-source a/1 send 17 qp 3 = 2\n", `line 2: "qp" is not an object or event, or is in the wrong place`},
-		{logTitle + "late-source a/1 qp 3 send 17 = 513\n", `line 2: the value must be a number from 1 to 512, not "513"`},
+		{logTitle + "late-source a/1 qp 3 send 17 = 2049\n", `line 2: the value must be a number from 1 to 2048, not "2049"`},
 		{logTitle + "late-source a/1 qp 3 send 17 = 0\n", "line 2: the value must be"},
 		{logTitle + "late-source a\x01/1 qp 3 send 17 = 1\n", "line 2: \"a\\x01/1\" is not the name of a device"},
 		{logTitle + "late-source a/1 qp 3 send 17 = 1\nlate-source a/1 qp 3 send 17 = 2\n", "line 3: line 2 has the same"},
