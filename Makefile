@@ -55,9 +55,9 @@ cross: tools ## compile for arm64 and amd64, and run the tests that work under e
 		CGO_ENABLED=0 GOARCH=arm64 $(GO) test -json -count=1 -exec qemu-aarch64-static $(ARM64) | bin/verdict; fi
 
 .PHONY: unit
-# The race detector is useless for these packages: their tests use one goroutine each, or run the suite of ib/ibtest
-# against wrong drivers.
-PLAIN := /(internal/(explore|layers|notify|states)|ib/ibtest|reqtrace)$$
+# The race detector is useless for these packages: their tests use one goroutine each, run the suite of ib/ibtest
+# against wrong drivers, or simulate what the tests of package engine do with real threads.
+PLAIN := /(internal/(explore|layers|notify|simtest|states)|ib/ibtest|reqtrace)$$
 # `make lint` has already vetted all packages. Without symbols for debuggers, a test links in half the time.
 TESTFLAGS := -vet=off -ldflags=-w
 # By default, a program with the race detector sleeps for a second before its exit.
@@ -69,7 +69,6 @@ unit: tools ## run the unit tests with the race detector
 	$(GO) test $(TESTFLAGS) -run 'Allocates?$$|^(TestMessageCosts|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
 		./engine ./driver/loopback ./ib/weak ./uverbs
 	$(GO) test $(TESTFLAGS) -run 'Allocates?$$' ./ib ./verbs/embed ./rdmanet
-	$(GO) test $(TESTFLAGS) -run '^TestSchedules$$' ./engine/internal/simtest
 	$(GO) test $(TESTFLAGS) -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries
