@@ -98,6 +98,10 @@ pyverbs: build ## run rdma-core's own tests, and print one line for each. ARGS a
 ucx-failover: build ## run UCX's own test of fault tolerance on three devices. UCX is a built source tree
 	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/ucx-failover.sh $(UCX)
 
+.PHONY: ucx-srd
+ucx-srd: build ## run ucx_perftest over SRD on an EFA device. UCX is a built source tree. LOSS=1% loses and reorders packets
+	@VERBENA=$(CURDIR)/$(BIN) LOSS=$(LOSS) recipes/jobs/ucx-srd.sh $(UCX)
+
 .PHONY: valkey-rdma
 valkey-rdma: build ## run valkey's own test of RDMA. VALKEY is a source tree built with BUILD_RDMA=module
 	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/valkey.sh $(VALKEY)
