@@ -421,6 +421,9 @@ func (s *srd) fill(w *srdRequest, k *transport.SRDPacket, b *roce.Packet) bool {
 	if h := b.ImmDt(); h != nil {
 		copy(h, w.Imm[:])
 	}
+	if w.kind != transport.Read && k.Last && w.Flags&uapi.SendSolicited != 0 {
+		b.BTH().SetSolicitedEvent()
+	}
 	if t := qp.trace.requestLog(); t != nil && k.Offset == 0 && !k.Again {
 		t.started(&w.sendWQE, &transport.Packet{PSN: k.PSN, First: true}, w.QPN)
 	}

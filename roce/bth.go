@@ -94,6 +94,9 @@ func (b BTH) Encode(f *BTHFields) {
 // Opcode returns the opcode. The opcode may be unknown.
 func (b BTH) Opcode() Opcode { return Opcode(b[0]) }
 
+// SetSolicitedEvent sets SolicitedEvent.
+func (b BTH) SetSolicitedEvent() { b[bthFlags] |= bthSolicited }
+
 // SolicitedEvent reports whether the sender requests a completion event.
 func (b BTH) SolicitedEvent() bool { return b[bthFlags]&bthSolicited != 0 }
 

@@ -64,6 +64,7 @@ func TestBTHSetters(t *testing.T) {
 			want []byte // their values
 		}{
 			{"SetPadCount", func(b roce.BTH) { b.SetPadCount(2) }, []byte{1: 0x30, 11: 0}, []byte{1: 0x20, 11: 0}},
+			{"SetSolicitedEvent", roce.BTH.SetSolicitedEvent, []byte{1: 0x80, 11: 0}, []byte{1: 0x80, 11: 0}},
 			{"SetPSN", func(b roce.BTH) { b.SetPSN(0x5a1234) }, []byte{9: 0xff, 10: 0xff, 11: 0xff},
 				[]byte{9: 0x5a, 10: 0x12, 11: 0x34}},
 		} {
