@@ -140,7 +140,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	}
 	types := d.traits.QPTypes
 	listed := types == nil && init.Type != ib.QPTypeSRD || slices.Contains(types, init.Type)
-	if !listed && (d.context(u) != nil || init.Type == ib.QPTypeSRD) {
+	if !listed && init.Type != ib.QPTypeGSI {
 		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := &init.Cap

@@ -173,7 +173,8 @@ type Layout interface {
 
 // Traits are the properties of a kind of adapter beside its queues. The zero Traits are those of the kernel's rxe.
 type Traits struct {
-	// QPTypes are the types of queue pairs that programs can make; nil means all types of the engine.
+	// QPTypes are the types of queue pairs, except that of the connection manager; nil means all types of the engine but
+	// SRD.
 	QPTypes []ib.QPType
 	// QPNumberBits, KeyBits and AHBits are the widths of numbers in requests and completions; 0 means no limit.
 	QPNumberBits, KeyBits, AHBits uint
