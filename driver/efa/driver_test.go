@@ -33,7 +33,7 @@ func TestContract(t *testing.T) {
 				t.Cleanup(func() { d.Close() })
 				d.SetShortcut(shortcut)
 				return d.Handle()
-			}, ibtest.Bubble(), ibtest.Groups("QueuePair", "SRD"))
+			}, ibtest.Bubble(), ibtest.Groups("QueuePair", "SRD", "Model"))
 		})
 	}
 }
@@ -62,7 +62,7 @@ func TestDriver(t *testing.T) {
 			t.Error("Open: Config.Probed was not called")
 		}
 		return dev.Handle()
-	}, ibtest.Bubble(), ibtest.Groups("CQ", "Data", "SRQ"))
+	}, ibtest.Bubble(), ibtest.Groups("CQ", "SRD"))
 }
 
 // TestLayoutIsRequired tests that the constructors of this package set the layout, and that the engine refuses a

@@ -146,4 +146,28 @@ var srdDefects = []driverDefect{
 		},
 		by: "SRD/QKey", says: "want an error",
 	},
+	{
+		defect: "keeps 31 bits of the immediate data of SRD",
+		break_: func(d *wrongDriver) {
+			d.changeSRDRequests(func(_ *wrongQP, wr *ib.SendWR) bool {
+				wr.Imm &= 1<<31 - 1
+				return true
+			})
+		},
+		opts: withBubble,
+		by:   "Model/Steps", says: "immediate data of the completion",
+	},
+	{
+		defect: "executes an RDMA READ of SRD with several elements for the first two of them only",
+		break_: func(d *wrongDriver) {
+			d.changeSRDRequests(func(_ *wrongQP, wr *ib.SendWR) bool {
+				if wr.Opcode == ib.WRRDMARead && len(wr.SGList) > 2 {
+					wr.SGList = wr.SGList[:2]
+				}
+				return true
+			})
+		},
+		opts: withBubble,
+		by:   "Model/Steps", says: "cq",
+	},
 }

@@ -37,6 +37,7 @@ type callHazards struct {
 	read    []Span // sources of READs
 	keys    map[uint32]bool
 	to      *ib.GID         // destination of the datagrams
+	claims  map[ID][]uint64 // requests of SRD that need a receive, by destination
 	ended   map[uint32]bool // local keys that a SEND with invalidate has ended
 }
 

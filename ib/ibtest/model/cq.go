@@ -23,7 +23,8 @@ type ExpectedCompletion struct {
 	Status []ib.WCStatus
 	// Length and Source report whether ByteLen and SrcQP are defined.
 	Length, Source bool
-	QP             ID // 0: destroyed
+	Unordered      bool // the completion may precede earlier ones of its queue
+	QP             ID   // 0: destroyed
 	Side           QueueSide
 	SRQ            ID // the queue of the receive; 0: none
 }
@@ -190,6 +191,7 @@ func (x *requestExecutor) addCompletion(q *QP, side QueueSide, w ExpectedComplet
 	}
 	c := x.cqs.CQs[id]
 	w.QP, w.Side, w.WC.QPNum, w.WC.Status = q.ID, side, q.Num, w.Status[0]
+	w.Unordered = q.Type == ib.QPTypeSRD && side == sendSide && w.Status[0] != ib.WCWRFlushErr
 	if x.call.posted[id] == nil {
 		x.call.posted[id] = map[completionSource]bool{}
 	}
@@ -224,6 +226,8 @@ func (x *requestExecutor) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 		x.call.markResultUndefined("an armed queue overflows")
 	case !flushed && w.Side == sendSide && (x.call.listed > 1 || len(q.Sends) > 0 || x.call.done[q.ID] > 1):
 		x.call.markResultUndefined("requests of the same call as one whose completion is lost")
+	case !flushed && q.Type == ib.QPTypeSRD:
+		x.call.markResultUndefined("an SRD request whose completion is lost")
 	case !flushed && w.Side == sendSide && !q.isReliable() &&
 		(x.call.hasCompletedRecv(q) || x.queues.destinationQP(q) == q):
 		x.call.markResultUndefined("a message to its own sender, which fails because the completion is lost")
@@ -241,16 +245,16 @@ func (x *requestExecutor) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 }
 
 // MatchCompletion returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of
-// its queue, because completions of one queue are in order.
+// its queue, because completions of one queue are in order, except those of SRD.
 func (c *CQ) MatchCompletion(wc *ib.WC) int {
 	for i, w := range c.Wants {
 		if w.WC.ID != wc.ID || w.WC.QPNum != wc.QPNum {
 			continue
 		}
 		earlier := slices.ContainsFunc(c.Wants[:i], func(o ExpectedCompletion) bool {
-			return o.WC.QPNum == w.WC.QPNum && o.Side == w.Side
+			return o.WC.QPNum == w.WC.QPNum && o.Side == w.Side && !o.Unordered
 		})
-		if !earlier {
+		if !earlier || w.Unordered {
 			return i
 		}
 	}
@@ -267,7 +271,11 @@ func (cqs *CompletionQueues) RemoveExpectation(id ID, i int) ExpectedCompletion 
 	case q == nil:
 	case w.Side == sendSide:
 		if k := slices.Index(q.unproved, w.WC.ID); k >= 0 {
-			q.unproved = slices.Delete(q.unproved, 0, k+1)
+			first := 0 // the completion proves the end of earlier requests
+			if w.Unordered {
+				first = k
+			}
+			q.unproved = slices.Delete(q.unproved, first, k+1)
 		}
 	case w.SRQ == 0:
 		q.own.markRecvPolled(w.WC.ID)

@@ -21,6 +21,8 @@ type Limits struct {
 	Atomics     bool
 	// Maximum number of outstanding READs and atomics of a queue pair, as requester and as responder.
 	InitReads, Reads int
+	// RDMASGE is the number of elements that each driver of SRD accepts in an RDMA request.
+	RDMASGE int
 	// Lossy reports whether the network may lose the negative acknowledgement of a request, which is sent once.
 	Lossy bool
 	// Blind reports whether the test can only tell from results when a device is idle.

@@ -52,7 +52,16 @@ func (m *Model) CreateQP(q QP) syscall.Errno {
 		return e
 	}
 	q.own = recvQueue{pd: q.PD, room: int(q.Cap.MaxRecvWR), maxSGE: int(q.Cap.MaxRecvSGE)}
+	q.Attr.RNRRetry = q.initialRNRRetry()
 	m.Queues.QPs[q.ID] = &q
+	return 0
+}
+
+// initialRNRRetry returns the RNR retry count before Modify sets it.
+func (q *QP) initialRNRRetry() uint8 {
+	if q.Type == ib.QPTypeSRD {
+		return 7
+	}
 	return 0
 }
 
@@ -102,6 +111,9 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.Queues.isAwaitedByPeer(q) {
 		m.Call.markResultUndefined("rights change while a request waits")
 	}
+	if mask&ib.QPAttrQKey != 0 && a.QKey != q.Attr.QKey && m.Queues.anySRDWaits() {
+		m.Call.markResultUndefined("the Q_Key of a queue pair changes while a request waits")
+	}
 	q.Known |= mask &^ (ib.QPAttrState | ib.QPAttrCurState)
 	CopyAttr(&q.Attr, &a, mask)
 	switch {
@@ -119,7 +131,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 			q.epoch, q.partner = m.epochs, 0
 			m.Queues.recordLateRetry(q)
 		case next == ib.QPSQD && from == ib.QPRTS:
-			if q.waiting && (m.Device.Lossy || m.Device.deferred || len(q.Sends) > 1) {
+			if q.waiting && (m.Device.Lossy || m.Device.deferred || len(q.Sends) > 1 || q.Type == ib.QPTypeSRD) {
 				// a driver may or may not have begun the requests behind it
 				m.Call.markResultUndefined("SQD while a request waits")
 			}
@@ -205,7 +217,7 @@ func (m *Model) resetQP(q *QP) {
 		m.Call.markResultUndefined("a queue pair with a request in flight is reset")
 	}
 	q.Cut = q.Cut || m.Device.deferred && q.State == ib.QPErr
-	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
+	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{RNRRetry: q.initialRNRRetry()}, 0, nil, nil
 	q.own.recvs, q.own.unproved = nil, nil
 	q.waiting, q.drain, q.epoch, q.partner = false, false, 0, 0
 }
@@ -278,11 +290,12 @@ func (x *requestExecutor) runWaitingRequests() {
 			if x.queues.QPs[q.ID] != q || !q.waiting {
 				continue
 			}
+			n := len(q.Sends)
 			q.waiting = false
-			if x.executeFirstSend(q) {
-				progress = true
+			if q.Type == ib.QPTypeSRD || x.executeFirstSend(q) {
 				x.runSends(q)
 			}
+			progress = progress || len(q.Sends) < n
 		}
 	}
 	if x.call.served > 1 {

@@ -66,7 +66,7 @@ func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
 		return PostResult{Err: syscall.EINVAL}
 	}
 	for i := range sends {
-		if len(sends) > 1 && (m.Device.isTooLong(q, &sends[i]) || isMisalignedAtomic(&sends[i])) {
+		if len(sends) > 1 && m.mayBeRefused(q, &sends[i]) {
 			m.Call.markResultUndefined("a list with a request that a driver may refuse at once")
 		}
 	}
@@ -99,7 +99,7 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 		s.Bind != nil && s.Bind.MR != 0 && m.Keys.Regions[s.Bind.MR].Dead:
 		return syscall.EINVAL
 	// a driver may check at once, or when it sends
-	case got == syscall.EINVAL && (m.Device.isTooLong(q, &s) || isMisalignedAtomic(&s)):
+	case got == syscall.EINVAL && m.mayBeRefused(q, &s):
 		return syscall.EINVAL
 	case len(q.Sends) >= int(q.Cap.MaxSendWR), got == syscall.ENOMEM && len(q.unproved) >= int(q.Cap.MaxSendWR):
 		return syscall.ENOMEM
@@ -111,12 +111,18 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	case local && m.Call.done[q.ID] > 0 && q.State != ib.QPRTS:
 		m.Call.markResultUndefined("a bind or registration behind a request of the same call that fails")
 	case a != nil:
-		s.to, s.foreign = a.Attr, a.PD != q.PD
+		s.to, s.foreign = a.Attr, q.hasForeignAH(a)
 	}
 	q.Sends = append(slices.Clip(q.Sends), s)
 	q.unproved = append(q.unproved, s.ID)
 	m.Completions.checkCQRoom(q.SendCQ)
 	return 0
+}
+
+// mayBeRefused reports whether a driver may refuse a request at once that it could also accept.
+func (m *Model) mayBeRefused(q *QP, s *Send) bool {
+	return m.Device.isTooLong(q, s) || isMisalignedAtomic(s) || q.Type == ib.QPTypeSRD && (q.hasForeignAH(m.AHs[s.AH]) ||
+		!s.isSend() && (s.Flags&ib.SendInline != 0 || len(s.SGL) > m.Device.RDMASGE))
 }
 
 // isTooLong reports whether a message exceeds the service's limit.
@@ -128,7 +134,10 @@ func (d *DeviceState) isTooLong(q *QP, s *Send) bool {
 			n += uint64(e.Length)
 		}
 	}
-	return n > d.MaxMsgSize || q.Type == ib.QPTypeUD && n > uint64(d.MTU)
+	if q.Type == ib.QPTypeSRD && !s.isSend() {
+		return n > max(d.MaxMsgSize, SRDRDMASize)
+	}
+	return n > d.MaxMsgSize || q.isDatagram(s) && n > uint64(d.MTU)
 }
 
 // isMisalignedAtomic reports whether an atomic is not 8 bytes at a multiple of 8.
@@ -143,6 +152,9 @@ func isMisalignedAtomic(s *Send) bool {
 
 // supportsRequest reports whether the service supports the operation, and the request has the required fields.
 func (q *QP) supportsRequest(s *Send) bool {
+	if q.Type == ib.QPTypeSRD {
+		return s.AH != 0 && (s.isSend() || s.Op == ib.WRRDMAWrite || s.Op == ib.WRRDMAWriteWithImm || s.Op == ib.WRRDMARead)
+	}
 	switch s.Op {
 	case ib.WRSend, ib.WRSendWithImm:
 		return q.Type != ib.QPTypeUD || s.AH != 0
@@ -165,6 +177,9 @@ func (q *QP) isReliable() bool { return q.Type == ib.QPTypeRC || q.isXRC() }
 
 // runSends executes the send queue as far as possible.
 func (x *requestExecutor) runSends(q *QP) {
+	if q.Type == ib.QPTypeSRD && q.State == ib.QPRTS && !x.device.deferred {
+		x.runIndependentSends(q)
+	}
 	for len(q.Sends) > 0 && !q.waiting && !x.device.deferred {
 		switch {
 		case x.device.Dead:
@@ -215,7 +230,7 @@ func (x *requestExecutor) completeSend(q *QP, s *Send, status []ib.WCStatus, n u
 		}, false)
 	}
 	switch {
-	case !failed || over:
+	case !failed || over || q.Type == ib.QPTypeSRD:
 	case q.isReliable():
 		x.moveToError(q)
 	case q.State == ib.QPErr: // its completion was lost

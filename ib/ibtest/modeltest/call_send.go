@@ -132,10 +132,11 @@ func (s sendRequest) String() string {
 			s.bind.mw, s.bind.mr, s.bind.off, s.bind.len, uint32(s.bind.access), s.bind.variant)
 	case s.reg != nil:
 		b += sprintf(" mr%d access %#x, key ^%#x", s.reg.mr, uint32(s.reg.access), s.reg.xor)
-	case s.ah != 0:
-		b += sprintf(" to qp%d by ah%d, Q_Key %#x, group %v", s.dest, s.ah, s.qkey, s.group)
 	case usesRemoteMemory(s.op):
 		b += sprintf(" to %v", s.to)
+	}
+	if s.ah != 0 {
+		b += sprintf(" to qp%d by ah%d, Q_Key %#x, group %v", s.dest, s.ah, s.qkey, s.group)
 	}
 	if s.srq != 0 {
 		b += sprintf(" for srq%d", s.srq)

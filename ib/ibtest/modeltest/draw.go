@@ -234,12 +234,14 @@ func (p *plannedCalls) add(c call) { p.todo = append(p.todo, c) }
 
 // planPair plans two queue pairs, or one that is connected to itself, and their transitions to RTS.
 func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
-	types := []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeUC}
+	types := []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeUC, ib.QPTypeSRD}
 	if d.x.Lossy || !d.x.Virtual { // there is no sign when an unreliable message has arrived or is lost
 		types = types[:3]
+	} else if d.x.episodes {
+		types = types[:5]
 	}
 	if d.plan.focus == onDatagrams && len(types) > 3 && !d.oneInN(4) {
-		types = []ib.QPType{ib.QPTypeUD}
+		types = []ib.QPType{ib.QPTypeUD, ib.QPTypeUD, ib.QPTypeSRD}
 	}
 	kind := pickOne(d, filterSupported(d.x.Abilities, types, ib.QPType.String))
 	a, b := d.calls.nextID(), d.calls.nextID()
@@ -261,7 +263,7 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 		if a == b {
 			c.peer = a
 		}
-		if srq != 0 && d.oneInN(2) {
+		if srq != 0 && kind != ib.QPTypeSRD && d.oneInN(2) {
 			c.srq, c.cap.MaxRecvWR, c.cap.MaxRecvSGE = srq, 0, 0
 		}
 		d.calls.add(c)

@@ -48,12 +48,14 @@ func (d *qpCallDrawer) drawAccessRights() ib.AccessFlags {
 func transitionMasks(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	mask := ib.QPAttrState
 	switch {
-	case s == ib.QPInit && kind == ib.QPTypeUD:
+	case s == ib.QPInit && isAddressedByRequest(kind):
 		return mask | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrQKey
 	case s == ib.QPInit:
 		return mask | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags
-	case s == ib.QPRTR && kind == ib.QPTypeUD:
+	case s == ib.QPRTR && isAddressedByRequest(kind):
 		return mask
+	case kind == ib.QPTypeSRD:
+		return mask | ib.QPAttrSQPSN | ib.QPAttrRNRRetry
 	case s == ib.QPRTR:
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 		if kind == ib.QPTypeRC || kind == ib.QPTypeXRCTgt {
@@ -67,6 +69,9 @@ func transitionMasks(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	}
 	return mask | ib.QPAttrSQPSN
 }
+
+// isAddressedByRequest reports whether the requests of a service type have a destination of their own.
+func isAddressedByRequest(t ib.QPType) bool { return t == ib.QPTypeUD || t == ib.QPTypeSRD }
 
 // planConnect plans the transitions of two queue pairs from RESET to RTS. Some of them stay in a lower state for a
 // while.
@@ -187,7 +192,7 @@ func (d *qpCallDrawer) drawModifyQP() call {
 		}
 	case 4, 5:
 		c.attr.State = q.State
-		if c.mask |= ib.QPAttrAccessFlags; q.Type == ib.QPTypeUD {
+		if c.mask |= ib.QPAttrAccessFlags; isAddressedByRequest(q.Type) {
 			c.mask ^= ib.QPAttrAccessFlags | ib.QPAttrQKey
 			c.attr.QKey = 0x11223344 ^ uint32(d.IntN(2))
 		}

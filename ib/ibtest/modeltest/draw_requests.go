@@ -17,11 +17,11 @@ type requestDrawer struct {
 	seen   uint64 // highest work request ID so far
 }
 
-// drawMessageSize draws the size of a message.
-func (d *requestDrawer) drawMessageSize() uint64 {
+// drawMessageSize draws the size of a message of at most longest bytes.
+func (d *requestDrawer) drawMessageSize(longest uint64) uint64 {
 	most := uint64(16 << 10)
 	if d.plan.large && d.oneInN(2) {
-		return min(1<<16+d.Uint64N(1<<18), d.x.m.Device.MaxMsgSize)
+		return min(1<<16+d.Uint64N(1<<18), longest)
 	}
 	if d.oneInN(8) {
 		return 0
@@ -32,7 +32,7 @@ func (d *requestDrawer) drawMessageSize() uint64 {
 		n = mtu*d.Uint64N(4) + d.Uint64N(3) - 1
 		n = min(n, 4*mtu)
 	}
-	return min(n, d.x.m.Device.MaxMsgSize)
+	return min(n, longest)
 }
 
 // drawOpcode draws an operation that the driver supports.
@@ -66,6 +66,9 @@ func (d *requestDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 		return d.addMemoryOpcodes(ops)
 	}
 	ops = append(ops, ib.WRRDMARead, ib.WRRDMARead)
+	if kind == ib.QPTypeSRD && !d.shouldBeInvalid() {
+		return ops
+	}
 	if d.shouldBeInvalid() {
 		ops = append(ops, ib.WRSendWithInv)
 	}
@@ -162,7 +165,11 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 				(p != nil && r.XRCD == p.XRCD || d.shouldBeInvalid())
 		}))
 	}
-	n := d.drawMessageSize()
+	longest := d.x.m.Device.MaxMsgSize
+	if q.Type == ib.QPTypeSRD {
+		longest = max(longest, model.SRDRDMASize)
+	}
+	n := d.drawMessageSize(longest)
 	switch s.op {
 	case ib.WRBindMW:
 		return d.drawBindRequest(q, s)
@@ -198,9 +205,11 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 			s.flush.Level = ib.FlushRegion
 		}
 	}
-	if q.Type == ib.QPTypeUD {
+	if isAddressedByRequest(q.Type) {
 		d.drawDatagramDestination(q, s)
 		p = d.x.m.Queues.QPs[s.dest]
+	}
+	if q.Type == ib.QPTypeUD || q.Type == ib.QPTypeSRD && !usesRemoteMemory(s.op) {
 		if n = min(n, uint64(d.x.m.Device.MTU)); d.shouldBeInvalid() {
 			n = uint64(d.x.m.Device.MTU) + 1 + d.drawLogUniform(1<<16)
 		}
@@ -272,13 +281,24 @@ func (d *requestDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 		s.flags |= ib.SendInline
 		s.inline = d.drawInlineBytes(8)
 	case s.op == ib.WRRDMARead || n == 8 && neededRights[s.op] == ib.AccessRemoteAtomic:
-		s.list = d.memory.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
-	case n <= uint64(q.Cap.MaxInlineData) && d.oneInN(2) || d.shouldBeInvalid() && n <= 1024:
+		s.list = d.memory.drawSGL(q.PD, n, d.drawableElements(q, s), ib.AccessLocalWrite)
+	case (q.Type != ib.QPTypeSRD || s.op != ib.WRRDMAWrite && s.op != ib.WRRDMAWriteWithImm || d.shouldBeInvalid()) &&
+		(n <= uint64(q.Cap.MaxInlineData) && d.oneInN(2) || d.shouldBeInvalid() && n <= 1024):
 		s.flags |= ib.SendInline
 		s.inline = d.drawInlineBytes(int(n))
 	default:
-		s.list = d.memory.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), 0)
+		s.list = d.memory.drawSGL(q.PD, n, d.drawableElements(q, s), 0)
 	}
+}
+
+// drawableElements returns the number of elements that a request may have. A driver may refuse longer lists of RDMA
+// requests of SRD.
+func (d *requestDrawer) drawableElements(q *model.QP, s *sendRequest) int {
+	n := int(q.Cap.MaxSendSGE)
+	if q.Type == ib.QPTypeSRD && usesRemoteMemory(s.op) && !d.shouldBeInvalid() {
+		n = min(n, d.x.m.Device.RDMASGE)
+	}
+	return n
 }
 
 // drawOverlongRequest draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
@@ -454,9 +474,9 @@ func (d *requestDrawer) drawPostRecv() call {
 		n = room + 1
 	}
 	for range min(n, 70) {
-		size := d.drawMessageSize()
+		size := d.drawMessageSize(d.x.m.Device.MaxMsgSize)
 		if d.oneInN(2) {
-			size = max(size, d.drawMessageSize())
+			size = max(size, d.drawMessageSize(d.x.m.Device.MaxMsgSize))
 		}
 		list := d.memory.drawSGL(pd, size, most, ib.AccessLocalWrite)
 		if len(list) < most && d.oneInN(6) { // a boundary in or near the header of a datagram

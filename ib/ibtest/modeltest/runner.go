@@ -130,6 +130,7 @@ func (x *modelRunner) deviceLimits() model.Limits {
 		AtomicWrite: x.attr.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0,
 		Atomics:     x.attr.AtomicCap != ib.AtomicNone,
 		InitReads:   x.attr.MaxQPInitRdAtom,
+		RDMASGE:     max(1, x.attr.MaxSGERd),
 		Reads:       x.attr.MaxQPRdAtom,
 	}
 }
