@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -85,6 +88,27 @@ func probeListener(here map[string]bool) error {
 	here["ADDFD_FLAG_SEND"] = errors.Is(send, unix.ENOENT)
 	here["SYNC_WAKE_UP"] = setSyncWakeUp(listener, true) == nil
 	return nil
+}
+
+// kernelVersion returns the version of the kernel as parseKernelVersion does, or 0 if it is not known.
+var kernelVersion = sync.OnceValue(func() int {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return 0
+	}
+	return parseKernelVersion(unix.ByteSliceToString(u.Release[:]))
+})
+
+// parseKernelVersion converts the version of a kernel, such as 6.12, to a number.
+func parseKernelVersion(text string) int {
+	major, rest, _ := strings.Cut(text, ".")
+	minor := rest
+	if i := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		minor = rest[:i]
+	}
+	a, _ := strconv.Atoi(major)
+	b, _ := strconv.Atoi(minor)
+	return a*1000 + b
 }
 
 // canCopyDescriptors reports whether pidfd_getfd(2) is available and allowed.

@@ -2,11 +2,8 @@ package supervisor
 
 import (
 	"errors"
-	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // TestFeaturesMatchKernelVersion compares the detected features with the version of the kernel. A kernel of sufficient
@@ -19,11 +16,7 @@ func TestFeaturesMatchKernelVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		t.Fatal(err)
-	}
-	here := parseKernelVersion(unix.ByteSliceToString(u.Release[:]))
+	here := kernelVersion()
 	last := 0
 	for _, f := range list {
 		since := parseKernelVersion(f.Since)
@@ -46,16 +39,4 @@ func TestFeaturesMatchKernelVersion(t *testing.T) {
 	if !strings.Contains(DescribeAccess(), "memory") {
 		t.Errorf("Access: got %q, want a text about memory", DescribeAccess())
 	}
-}
-
-// parseKernelVersion converts the version of a kernel, such as 6.12, to a number.
-func parseKernelVersion(text string) int {
-	major, rest, _ := strings.Cut(text, ".")
-	minor := rest
-	if i := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
-		minor = rest[:i]
-	}
-	a, _ := strconv.Atoi(major)
-	b, _ := strconv.Atoi(minor)
-	return a*1000 + b
 }

@@ -12,8 +12,54 @@ import (
 // notificationSource receives notifications for one thread until it is stopped.
 type notificationSource struct {
 	listener int
+	direct   *directReceive // nil: poll before each receive
 	fds      [2]unix.PollFd
 	in       *receiveState
+}
+
+// directReceive is a second descriptor of a listener, from which threads receive without polling first. A thread that
+// sleeps in the receive wakes when no process is left under the filter (Linux 6.11), or after stop.
+type directReceive struct {
+	file *os.File
+	fd   int
+}
+
+// directReceiveSince is the first kernel whose receive from a listener without processes returns: Linux 6.11. Tests
+// change this variable.
+var directReceiveSince = 6011
+
+// newDirectReceive returns nil if the kernel requires polling.
+func newDirectReceive(listener *os.File) (*directReceive, error) {
+	if kernelVersion() < directReceiveSince {
+		return nil, nil
+	}
+	fd, err := unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	return &directReceive{os.NewFile(uintptr(fd), "seccomp listener"), fd}, nil
+}
+
+// stop makes all receives fail, the present ones and later ones. The descriptor then refers to other, which is no
+// listener. The signal interrupts the receives in progress, which the kernel then restarts with the new file, because
+// Go installs its handlers with SA_RESTART. stop must be called after the stop of all sources.
+func (d *directReceive) stop(other *os.File, t *workerTokens) {
+	if d == nil {
+		return
+	}
+	conn, err := d.file.SyscallConn()
+	if err == nil {
+		err = conn.Control(func(fd uintptr) { err = unix.Dup3(int(other.Fd()), int(fd), unix.O_CLOEXEC) })
+	}
+	if err == nil { // otherwise the session has ended
+		t.signalWorkers()
+	}
+}
+
+func (d *directReceive) close() {
+	if d != nil {
+		d.file.Close()
+	}
 }
 
 // receiveState is the state shared by the sources of one listener. Receiving without a pending notification may sleep
@@ -34,8 +80,18 @@ func newNotificationSource(listener, stop *os.File, in *receiveState) *notificat
 
 // next waits for a notification. It returns false when no process is left under the filter, or after stop.
 //
-// next polls, because before Linux 6.11 receiving from a listener without processes would never return.
+// Without a directReceive, next polls, because before Linux 6.11 receiving from a listener without processes would never
+// return.
 func (s *notificationSource) next(n *notification) bool {
+	for s.direct != nil {
+		if receiveNotification(s.direct.fd, n) == nil {
+			return true
+		}
+		if _, ok := s.poll(0); !ok {
+			return false
+		}
+		// The thread of the notification was killed.
+	}
 	for {
 		before := s.in.taken.Load()
 		if ready, ok := s.poll(-1); !ok {

@@ -75,6 +75,7 @@ type Session struct {
 
 	tokens  workerTokens
 	intake  receiveState
+	direct  *directReceive
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[cachedFile]
 
@@ -156,6 +157,14 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err != nil {
 		return fail(s.explainFullDisk(err))
 	}
+	if t.direct, err = newDirectReceive(listener); err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if err != nil {
+			t.direct.close()
+		}
+	}()
 	t.name = filepath.Join(s.cfg.Dir, "run", fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
 	switch err := setSyncWakeUp(t.fd, true); {
 	case err == nil:
@@ -176,8 +185,8 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	return t, nil
 }
 
-// descriptorsPerSession is the number of descriptors charged for a session: one for the listener.
-const descriptorsPerSession = 1
+// descriptorsPerSession is the number of descriptors charged for a session: two for the listener (directReceive).
+const descriptorsPerSession = 2
 
 // sessionCharges lists the charges of a session, including its first worker.
 var sessionCharges = quotaCharges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, descriptorsPerSession}}
@@ -256,6 +265,7 @@ func (t *Session) awaitEndAndRelease() {
 	s := t.sup
 	s.closeFiles(nil, func(f *openFile) bool { return f.session == t })
 	t.processes.closeAll()
+	t.direct.close()
 	t.listener.Close()
 	s.trees.releaseTree(t.tree)
 	sessionCharges.giveBack(t.user)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -263,6 +264,35 @@ func TestClosedSupervisorLeavesPrograms(t *testing.T) {
 	w.waitForExit(r)
 	if _, err := w.sup.Attach(nil, SessionInfo{LauncherPID: os.Getpid()}); err == nil {
 		t.Error("Attach after Close: got success, want an error")
+	}
+}
+
+// TestSessionsEnd tests that a session ends with its last process, and that it ends with the supervisor while its
+// processes run on, with and without a poll before each receive.
+func TestSessionsEnd(t *testing.T) {
+	before := directReceiveSince
+	t.Cleanup(func() { directReceiveSince = before })
+	for _, since := range []int{before, math.MaxInt} {
+		directReceiveSince = since
+		for _, closes := range []bool{false, true} {
+			w := newFixture(t)
+			r := w.startSelf("hold")
+			w.waitForText(r, "open")
+			if got, want := r.session.direct != nil, kernelVersion() >= since; got != want {
+				t.Errorf("receives without polling: got %v, want %v", got, want)
+			}
+			if closes {
+				w.sup.Close()
+				select {
+				case <-r.session.Done():
+				default:
+					t.Error("session after Close: got a running one, want its end")
+				}
+			}
+			r.Signal(unix.SIGKILL)
+			w.waitForExit(r)
+			w.waitForClose("session", r.session.Done())
+		}
 	}
 }
 

@@ -331,6 +331,9 @@ func (s *Supervisor) Close() {
 	s.denyAllWrites()
 	s.stopper.Close()
 	for _, t := range sessions {
+		t.direct.stop(s.stop, &t.tokens)
+	}
+	for _, t := range sessions {
 		select {
 		case <-t.done:
 		case <-late:

@@ -102,6 +102,16 @@ func (t *workerTokens) leaveWatchdog(h *tokenHolder) {
 	delete(t.all, h)
 }
 
+// signalWorkers interrupts the system calls of all workers, by the only signal that they do not block (blockSignals). Go's
+// handler ignores a SIGPROF that no timer has caused.
+func (t *workerTokens) signalWorkers() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for h := range t.all {
+		_ = unix.Tgkill(unix.Getpid(), h.tid, unix.SIGPROF)
+	}
+}
+
 // awaitToken waits for a token. It returns false after workerIdle, when the worker is not needed.
 func (t *workerTokens) awaitToken() bool {
 	t.waiting.Add(1)
@@ -193,6 +203,7 @@ func (t *workerTokens) isShared() bool { return t.mixture.Load() > mixtureThresh
 // its current answer.
 type tokenHolder struct {
 	tokens *workerTokens
+	tid    int // thread ID of the worker
 	held   bool
 	timed  bool
 	used   int64 // processor time of the thread before a timed call

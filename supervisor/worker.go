@@ -44,6 +44,7 @@ func (w *worker) run() {
 	runtime.LockOSThread()
 	t := w.caller.session
 	w.source = newNotificationSource(t.listener, t.sup.stop, &t.intake)
+	w.source.direct = t.direct
 	if err := blockSignals(); err != nil {
 		t.log.Warn("worker", "err", err)
 	}
@@ -51,6 +52,7 @@ func (w *worker) run() {
 	// A program can remove pages of shared memory (ftruncate). The resulting fault must be an error of the
 	// program's call, not a crash of the service.
 	debug.SetPanicOnFault(true)
+	w.token.tid = unix.Gettid()
 	t.tokens.joinWatchdog(&w.token)
 	defer t.tokens.leaveWatchdog(&w.token)
 	for t.tokens.awaitToken() {
