@@ -100,6 +100,13 @@ func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 	return true
 }
 
+// spans reports whether data for the next train may be read together with those for this one. A system call for both
+// costs less than two. A mixed train holds as much as is worth reading at a time, and memory of this process needs no
+// call.
+func (g *gather) spans(t *train) bool {
+	return g.from != nil && !t.mixed && g.from.direct(g.addr, g.n) == nil
+}
+
 // flush reads, for a queue pair.
 func (g *gather) flush(qp *QP) (ok bool) {
 	if g.from == nil {

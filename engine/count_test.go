@@ -60,20 +60,24 @@ func TestMessageCosts(t *testing.T) {
 		op   ib.WROpcode
 		size int
 		want cost
+		wire bool
 	}{
-		{"SEND of 64 bytes", ib.WRSend, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
-		{"SEND of 4 KB", ib.WRSend, 4 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
-		{"SEND of 64 KB", ib.WRSend, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}},
-		{"SEND of 1 MB", ib.WRSend, 1 << 20, cost{runs: 7, reads: 5, writes: 5, packets: 259}},
-		{"WRITE of 64 bytes", ib.WRRDMAWrite, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
-		{"WRITE of 64 KB", ib.WRRDMAWrite, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}},
-		{"WRITE of 1 MB", ib.WRRDMAWrite, 1 << 20, cost{runs: 7, reads: 5, writes: 5, packets: 259}},
-		{"READ of 64 bytes", ib.WRRDMARead, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
-		{"READ of 64 KB", ib.WRRDMARead, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}},
-		{"READ of 1 MB", ib.WRRDMARead, 1 << 20, cost{runs: 9, reads: 16, writes: 4, packets: 272}},
+		{"SEND of 64 bytes", ib.WRSend, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}, false},
+		{"SEND of 4 KB", ib.WRSend, 4 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 2}, false},
+		{"SEND of 64 KB", ib.WRSend, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}, false},
+		{"SEND of 1 MB", ib.WRSend, 1 << 20, cost{runs: 7, reads: 5, writes: 5, packets: 259}, false},
+		{"WRITE of 64 bytes", ib.WRRDMAWrite, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}, false},
+		{"WRITE of 64 KB", ib.WRRDMAWrite, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}, false},
+		{"WRITE of 1 MB", ib.WRRDMAWrite, 1 << 20, cost{runs: 7, reads: 5, writes: 5, packets: 259}, false},
+		{"READ of 64 bytes", ib.WRRDMARead, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}, false},
+		{"READ of 64 KB", ib.WRRDMARead, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}, false},
+		{"READ of 1 MB", ib.WRRDMARead, 1 << 20, cost{runs: 9, reads: 16, writes: 4, packets: 272}, false},
+		{"SEND of 64 bytes by the network", ib.WRSend, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}, true},
+		{"WRITE of 64 KB by the network", ib.WRRDMAWrite, 64 << 10, cost{runs: 4, reads: 1, writes: 1, packets: 17}, true},
+		{"WRITE of 1 MB by the network", ib.WRRDMAWrite, 1 << 20, cost{runs: 11, reads: 5, writes: 5, packets: 259}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, setup{shortcut: true})
+			b := newBench(t, setup{shortcut: !c.wire})
 			b.connect(conn{mtu: ib.MTU4096})
 			spaces := [2]countedSpace{{Local: umem.NewLocal()}, {Local: umem.NewLocal()}}
 			var mrs [2]*ib.MR
@@ -87,7 +91,9 @@ func TestMessageCosts(t *testing.T) {
 				n.mrs = append(n.mrs, mrs[i])
 			}
 			var passes passList
-			b.a.dev.passes.New = func() any { return passes.add(newPass(b.a.dev)) }
+			for _, d := range []*Device{b.a.dev, b.b.dev} {
+				d.passes.New = func() any { return passes.add(newPass(d)) }
+			}
 			forgetPools()
 			sge := func(i int) []ib.SGE {
 				return []ib.SGE{{Addr: addrs[i], Length: uint32(c.size), LKey: mrs[i].LKey()}}

@@ -252,6 +252,47 @@ func TestBuilderCut(t *testing.T) {
 	}
 }
 
+// TestBuilderCutBack takes packets back from the open train, and from trains in the egress queue.
+func TestBuilderCutBack(t *testing.T) {
+	makeOf := func(packets int) *train {
+		tr := &train{packets: packets}
+		for i := range packets {
+			tr.spans = append(tr.spans, span{start: 10 * i, end: 10*i + 10, packets: 1})
+		}
+		tr.Buf = make([]byte, 10*packets)
+		return tr
+	}
+	for _, tt := range []struct {
+		queue    []int // packets of the trains in the egress queue
+		open     int   // packets of the open train; 0: there is none
+		to       mark
+		left     int // trains that stay in the queue
+		packets  int // in the open train afterwards
+		unopened bool
+	}{
+		{queue: []int{3, 4}, open: 5, to: mark{trains: 2, packets: 2}, left: 2, packets: 2},
+		{queue: []int{3, 4}, open: 5, to: mark{trains: 1, packets: 1}, left: 1, packets: 1},
+		{queue: []int{3, 4, 4}, open: 5, to: mark{trains: 0, packets: 2}, packets: 2},
+		{queue: []int{3, 4}, to: mark{trains: 1}, left: 1, packets: 0},
+		{queue: []int{3}, to: mark{trains: 1}, left: 1, unopened: true},
+	} {
+		var e egress
+		var b builder
+		for _, n := range tt.queue {
+			e.queue = append(e.queue, makeOf(n))
+		}
+		if tt.open > 0 {
+			b.t = makeOf(tt.open)
+		}
+		b.cutBack(&e, tt.to)
+		if len(e.queue) != tt.left || (b.t == nil) != tt.unopened || b.t != nil && (b.t.packets != tt.packets ||
+			len(b.t.spans) != tt.packets || len(b.t.Buf) != 10*tt.packets) {
+			t.Errorf("cutBack(%+v): got %d trains and the open train %+v, want %d trains and %d packets", tt.to, len(e.queue),
+				b.t, tt.left, tt.packets)
+		}
+	}
+}
+
 // TestZeroBased: in a zero-based region addresses count from its first byte, wherever that lies in its page, for local
 // and remote keys and for windows.
 func TestZeroBased(t *testing.T) {

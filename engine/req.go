@@ -195,10 +195,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 	if qp.datagram {
 		to, num = w.path, w.QPN
 	}
-	mark, start := 0, -1 // to be taken back when the memory cannot be read
-	if p.build.t != nil {
-		mark = p.build.t.packets
-	}
+	unread := p.build.mark(&qp.egress, -1)
 	for {
 		k, ok := r.middles(p, w)
 		if !ok {
@@ -206,14 +203,14 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 				break
 			}
 		}
-		if start < 0 {
-			start = k.Index
+		if unread.index < 0 {
+			unread.index = k.Index
 		}
 		if !k.First && !k.Last {
 			if payload, ok := p.build.stretch(k.Packets, k.Length, k.AckReq); ok {
 				r.snd.Sent(&k)
 				if !p.gather.fill(qp, w.SGEs, k.Offset, payload) {
-					return r.unreadable(p, w, mark, start)
+					return r.unreadable(p, w, unread)
 				}
 				continue
 			}
@@ -221,27 +218,32 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		op := qp.wire.Opcode(w.operation(&k))
 		size := op.PacketLen(w.payload(&k))
 		if !p.build.fits(to, num, size) || !p.build.t.joins(w) {
-			if !p.gather.flush(qp) {
-				return r.unreadable(p, w, mark, start)
+			if !p.gather.spans(p.build.t) && !p.gather.flush(qp) {
+				return r.unreadable(p, w, unread)
 			}
 			p.build.finish(&qp.egress)
+			if p.gather.from == nil {
+				unread = p.build.mark(&qp.egress, k.Index)
+			}
 			if qp.egress.full() {
 				break
 			}
 			p.build.start(&trainPool, to, num, size)
+			if p.build.t.mixed && !p.gather.flush(qp) { // the path has changed: a mixed train has a gather of its own
+				return r.unreadable(p, w, unread)
+			}
 			p.build.t.begin(qp, w)
-			mark, start = 0, k.Index
 		}
 		r.snd.Sent(&k)
 		if t := qp.trace.requestLog(); t != nil {
 			t.started(w, &k, num)
 		}
 		if !r.build(p, w, &k, op, size) {
-			return r.unreadable(p, w, mark, start)
+			return r.unreadable(p, w, unread)
 		}
 	}
 	if !r.read(p) {
-		return r.unreadable(p, w, mark, start)
+		return r.unreadable(p, w, unread)
 	}
 	completed, next := r.snd.Advance()
 	r.succeed(completed)
@@ -348,12 +350,12 @@ func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
 	}
 }
 
-// unreadable takes the packets of the open train from the mark-th on back, the first of which is the one with this
-// index, and lets the work request end with a protection error when those before it are complete.
-func (r *requester) unreadable(p *pass, w *sendWQE, mark, index int) bool {
-	p.build.cut(mark)
+// unreadable takes the unread packets back. The work request ends with a protection error when those before it are
+// complete.
+func (r *requester) unreadable(p *pass, w *sendWQE, unread mark) bool {
+	p.build.cutBack(&r.qp.egress, unread)
 	p.gather.reset()
-	r.snd.Unsend(index)
+	r.snd.Unsend(unread.index)
 	w.status = uapi.WCLocProtErr
 	return true
 }

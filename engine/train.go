@@ -300,6 +300,40 @@ func (b *builder) finish(e *egress) {
 	b.t, b.middle = nil, false
 }
 
+// mark is the place of the first packet without its payload of a work request. If the memory cannot be read, the
+// packets from there on are taken back.
+type mark struct {
+	trains  int // in the egress queue before the packet's train
+	packets int // in the train before the packet
+	index   int // place of the packet in its message
+}
+
+// mark returns the end of the last packet. The next packet has the given index in its message.
+func (b *builder) mark(e *egress, index int) mark {
+	m := mark{trains: len(e.queue), index: index}
+	if b.t != nil {
+		m.packets = b.t.packets
+	}
+	return m
+}
+
+// cutBack takes the packets from a mark on out of the egress queue and the open train. Afterwards the mark's train is
+// open.
+func (b *builder) cutBack(e *egress, m mark) {
+	if len(e.queue) > m.trains {
+		if b.t != nil {
+			b.t.free()
+		}
+		for _, t := range e.queue[m.trains+1:] {
+			t.free()
+		}
+		b.t = e.queue[m.trains]
+		clear(e.queue[m.trains:])
+		e.queue = e.queue[:m.trains]
+	}
+	b.cut(m.packets)
+}
+
 // cut takes the packets from the n-th on, which begins a message or the train, out of the open train.
 func (b *builder) cut(n int) {
 	if b.t == nil || n >= b.t.packets {
