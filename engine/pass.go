@@ -258,30 +258,32 @@ type claim struct {
 // The packets that are sent to an address of this host are in its socket when the call that has sent them returns.
 // The sending thread also receives them. This spares the wake-up of the receive thread, and on a busy machine the
 // wait for a processor. The thread owns the receiving side of the endpoint (link.Taker) from before it sends until it
-// has received. The rest is left to the receive thread. A pass of a slow program claims nothing: it would be stopped
-// in Receive, with packets of others.
+// has received. The receive thread receives the rest, and other packets, which Expect announces. A pass of a slow
+// program claims nothing: it would be stopped in Receive, with packets of others.
 func (p *pass) claim(qp *QP, by *path) {
-	if !p.takes || p.lane != nil {
-		return
-	}
 	to := by.lookUp().to
 	if to == nil {
 		return
 	}
-	for i := range p.claims {
-		if c := &p.claims[i]; c.to == to {
-			c.sent++
+	w := to.wire.Load()
+	if w == nil || w.taker == nil {
+		return
+	}
+	if p.takes && p.lane == nil {
+		for i := range p.claims {
+			if c := &p.claims[i]; c.to == to {
+				c.sent++
+				return
+			}
+		}
+		if qp.urgent() {
+			if turn := w.taker.Claim(); turn != nil {
+				p.claims = append(p.claims, claim{to, turn, 1})
+			}
 			return
 		}
 	}
-	if !qp.urgent() {
-		return
-	}
-	if w := to.wire.Load(); w != nil && w.taker != nil {
-		if turn := w.taker.Claim(); turn != nil {
-			p.claims = append(p.claims, claim{to, turn, 1})
-		}
-	}
+	w.taker.Expect()
 }
 
 // take receives the packets that the pass has sent to endpoints of the Fabric. They may cause further packets.

@@ -335,6 +335,13 @@ func (e *faultEndpoint) Claim() Turn {
 	return nil
 }
 
+// Expect is [Taker.Expect].
+func (e *faultEndpoint) Expect() {
+	if t, ok := e.RawEndpoint.(Taker); ok {
+		t.Expect()
+	}
+}
+
 // Send is [Endpoint.Send].
 func (e *faultEndpoint) Send(t *Train) error {
 	const acts = actsOnSent | actsCut | actsShape | actsMoment

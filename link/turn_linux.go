@@ -20,6 +20,14 @@ const (
 	stopLooks = 10
 )
 
+// After deferAfter claims in a row, a sender leaves the socket disarmed when it yields. The next claim is likely to
+// follow soon, and would disarm the socket again. deferTime limits the delay of a packet that another process sends
+// meanwhile. A packet of another sender ends the claims in a row.
+const (
+	deferAfter = 64
+	deferTime  = time.Millisecond
+)
+
 // turn says who receives from an endpoint: its receive thread, or a thread that sends to it ([Taker]).
 //
 //	      enter, claim               leave, yield
@@ -29,8 +37,9 @@ const (
 //	                      v
 //	                     free, with a new receiver; who had it finds itself late
 //
-// The receive thread sleeps in epoll_wait(2). While a sender has the turn the socket is not armed there, and what
-// arrives wakes nobody. When it is armed again, what is left wakes the thread.
+// The receive thread sleeps in epoll_wait(2). While a sender receives, the socket is not armed there, and packets do
+// not wake the thread. When it is armed again, the remaining packets do. While senders claim again and again, the socket
+// stays disarmed between them, for deferTime at most.
 type turn struct {
 	to    Receiver
 	spin  time.Duration
@@ -48,6 +57,9 @@ type turn struct {
 	watched  bool          // the timer is going to look
 	timer    *time.Timer   // nil: there was none yet
 	sender   chan struct{} // not nil: the endpoint closes. Closed when no sender has the turn
+	claims   int           // in a row
+	deferred bool          // rearm is going to run
+	rearm    *time.Timer   // nil: there was none yet
 }
 
 // holder is who has the turn.
@@ -133,6 +145,7 @@ func (e *UDPEndpoint) enterTurn() *receiver {
 	if t.holder != nobody {
 		return nil
 	}
+	t.claims = 0
 	return t.give(e, thread)
 }
 
@@ -146,10 +159,61 @@ func (e *UDPEndpoint) Claim() Turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.holder != nobody || t.sender != nil {
+		t.claims = 0
 		return nil
 	}
+	t.claims++
 	t.arm(e, false)
 	return t.give(e, sender)
+}
+
+// Expect is [Taker.Expect].
+func (e *UDPEndpoint) Expect() {
+	if e.enter() {
+		e.turn.expect()
+		e.leave()
+	}
+}
+
+// expect ends the claims in a row. The receive thread wakes for all packets, or as soon as a sender yields.
+func (t *turn) expect() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.claims = 0
+	if t.holder == nobody {
+		t.arm(t.receiver.e, true)
+	}
+}
+
+// rearmLate arms a socket that a sender has left disarmed. A sender that receives at the moment does it when it yields.
+func (e *UDPEndpoint) rearmLate() {
+	t := &e.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.deferred = false
+	if t.holder == nobody {
+		t.arm(e, true)
+	} else {
+		t.claims = deferAfter - 1
+	}
+}
+
+// defers reports whether a sender leaves the socket disarmed.
+//
+//verbena:held mu
+func (t *turn) defers(e *UDPEndpoint) bool {
+	if t.claims < deferAfter || t.sender != nil {
+		return false
+	}
+	if !t.deferred {
+		t.deferred = true
+		if t.rearm == nil {
+			t.rearm = time.AfterFunc(e.opts.delay, e.rearmLate)
+		} else {
+			t.rearm.Reset(e.opts.delay)
+		}
+	}
+	return true
 }
 
 // give gives the turn to who has asked for it.
@@ -215,7 +279,9 @@ func (t *turn) free(e *UDPEndpoint) {
 	was := t.holder
 	t.holder, t.inside = nobody, false
 	t.beats++
-	t.arm(e, true)
+	if was != sender || !t.defers(e) {
+		t.arm(e, true)
+	}
 	if t.sender != nil && was == sender {
 		close(t.sender) // the last of all: Close goes on then
 	}
@@ -261,6 +327,7 @@ func (t *turn) replace() {
 	e := t.receiver.e
 	t.receiver.late.Store(true)
 	t.receiver = newReceiver(e, t.to)
+	t.claims = 0
 	t.free(e)
 }
 
@@ -269,6 +336,12 @@ func (t *turn) close() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sender = make(chan struct{})
+	if t.rearm != nil {
+		t.rearm.Stop()
+	}
+	if t.holder == nobody {
+		t.arm(t.receiver.e, true)
+	}
 	if t.holder != sender {
 		close(t.sender)
 	}

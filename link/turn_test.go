@@ -28,7 +28,7 @@ func (c *taken) Receive(a *Arrival) {
 }
 
 // patient is a network whose threads may be stopped for as long as the machine likes: they keep the turn.
-func patient() Network { return UDP(UDPOptions{stop: time.Hour}) }
+func patient() Network { return UDP(UDPOptions{stop: time.Hour, delay: time.Hour}) }
 
 // claim has the turn of an endpoint, which is to be had.
 func claim(t *testing.T, e Endpoint) Turn {
@@ -48,7 +48,7 @@ func TestTake(t *testing.T) {
 		from, to := pair(t, patient(), src, dst, c)
 		turn := claim(t, to)
 		var want []*Train
-		for i := range 3 {
+		for i := range 4 {
 			tr := makeTrain(dst, 4, 100, 100, uint32(4*i))
 			if err := from.Send(tr); err != nil {
 				t.Fatal(err)
@@ -58,8 +58,8 @@ func TestTake(t *testing.T) {
 		if !turn.Take("me", 2) {
 			t.Error("Take: got false, want true")
 		}
-		if n := c.count(); n != 8 {
-			t.Errorf("%d packets of two trains, want 8", n)
+		if n := c.count(); n != 12 {
+			t.Errorf("packets of two trains and one more: got %d, want 12", n)
 		}
 		if !turn.Take("me", 16) {
 			t.Error("Take: got false, want true")
@@ -73,8 +73,99 @@ func TestTake(t *testing.T) {
 				t.Errorf("Arrival.By: got %v", by)
 			}
 		}
-		checkPackets(t, c.wait(12), want...)
+		checkPackets(t, c.wait(16), want...)
 	})
+}
+
+// isArmed reports whether a packet for an endpoint wakes its receive thread.
+func isArmed(e Endpoint) bool {
+	turn := &e.(*UDPEndpoint).turn
+	turn.mu.Lock()
+	defer turn.mu.Unlock()
+	return turn.armed
+}
+
+// TestYieldDefersArming tests that after many claims in a row the socket stays disarmed between them, and that a packet
+// of another sender ends the claims in a row.
+func TestYieldDefersArming(t *testing.T) {
+	send := func(from, to Endpoint, n int) {
+		for i := range n {
+			if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, uint32(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name  string
+		armed bool // after the next Yield
+		do    func(from, to Endpoint, turn Turn)
+	}{
+		{"what was sent is taken", false, func(from, to Endpoint, turn Turn) {
+			send(from, to, 2)
+			turn.Take("me", 2)
+		}},
+		{"another claim", true, func(_, to Endpoint, _ Turn) { to.(Taker).Claim() }},
+		{"another sender", true, func(_, to Endpoint, _ Turn) { to.(Taker).Expect() }},
+		{"more than was sent", true, func(from, to Endpoint, turn Turn) {
+			send(from, to, 3)
+			turn.Take("me", 1)
+		}},
+		{"less than was sent", true, func(from, to Endpoint, turn Turn) {
+			send(from, to, 1)
+			turn.Take("me", 2)
+		}},
+		{"nothing", true, func(_, _ Endpoint, turn Turn) { turn.Take("me", 1) }},
+		{"abandoned", true, func(_, _ Endpoint, turn Turn) { turn.Abandon() }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newTaken()
+			from, to := pair(t, patient(), loopback(), loopback(), c)
+			for range deferAfter {
+				claim(t, to).Yield()
+			}
+			turn := claim(t, to)
+			tt.do(from, to, turn)
+			turn.Yield()
+			if got := isArmed(to); got != tt.armed {
+				t.Errorf("armed after Yield: got %v, want %v", got, tt.armed)
+			}
+		})
+	}
+}
+
+// TestDeferredArming tests that a packet for a disarmed socket is received, also if a sender receives at the end of the
+// delay, and that an endpoint with a disarmed socket can be closed.
+func TestDeferredArming(t *testing.T) {
+	c := newTaken()
+	from, to := pair(t, UDP(UDPOptions{stop: time.Hour}), loopback(), loopback(), c)
+	late := to.(*UDPEndpoint).rearmLate
+	for i := range 20 {
+		for range deferAfter {
+			claim(t, to).Yield()
+		}
+		if i%2 == 1 {
+			turn := claim(t, to)
+			late()
+			turn.Yield()
+			if !isArmed(to) {
+				t.Error("armed after a Yield that follows the end of the delay: got false, want true")
+			}
+		}
+		if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, uint32(i))); err != nil {
+			t.Fatal(err)
+		}
+		c.wait(i + 1)
+	}
+	_, closes := pair(t, patient(), loopback(), loopback(), c)
+	for range deferAfter {
+		claim(t, closes).Yield()
+	}
+	if isArmed(closes) {
+		t.Error("armed after many claims: got true, want false")
+	}
+	if err := closes.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestClaimHolds: while a sender has the turn nobody else receives, and what it leaves is received by the thread.

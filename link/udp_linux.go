@@ -34,7 +34,8 @@ type UDPOptions struct {
 	// Taps see what goes through the sockets, damaged packets included; nil: nobody does.
 	Taps *Taps
 
-	stop time.Duration // stopTime, but in tests
+	stop  time.Duration // stopTime, but in tests
+	delay time.Duration // deferTime, but in tests
 }
 
 const (
@@ -52,6 +53,9 @@ func UDP(opts UDPOptions) Network {
 	}
 	if opts.stop == 0 {
 		opts.stop = stopTime
+	}
+	if opts.delay == 0 {
+		opts.delay = deferTime
 	}
 	return udp{opts}
 }

@@ -105,10 +105,11 @@ func (r *receiver) batch(n int) {
 	r.flush()
 }
 
-// drain hands over all that there is for the endpoint. It reports false when the receiver was given up.
+// drain hands over all that there is for the endpoint. It reports false when the receiver was given up. A call that
+// returns fewer messages than it could has emptied the socket. Later packets make the socket readable again.
 func (r *receiver) drain() bool {
 	for r.e.users.Load() >= 0 {
-		if n, ok := r.take(r.e.fd, nil); n == 0 || !ok {
+		if n, ok := r.take(r.e.fd, nil); n < len(r.msgs) || !ok {
 			return ok
 		}
 	}
@@ -149,8 +150,11 @@ func (r *receiver) Take(by any, trains int) bool {
 	if r.ended || !r.e.turn.alive(r, false) || !r.e.enter() {
 		return false
 	}
-	n, errno := tryRecvmmsg(r.e.fd, r.msgs[:min(trains, recvMessages)])
+	n, errno := tryRecvmmsg(r.e.fd, r.msgs[:min(trains+1, recvMessages)])
 	r.e.leave()
+	if n != trains {
+		r.e.turn.expect()
+	}
 	if errno != 0 {
 		return false
 	}

@@ -87,12 +87,16 @@ type Taker interface {
 	// Claim has the caller receive from now on, until Yield, which must follow soon: what comes from elsewhere waits
 	// too. It returns nil where another thread receives, which will get what is sent next. It may not sleep.
 	Claim() Turn
+	// Expect announces packets that the caller does not receive itself. Without it, after many claims, they may wait a
+	// millisecond for the receive thread. It may not sleep.
+	Expect()
 }
 
 // Turn is the right to receive from an endpoint. One thread has it; it may not sleep as long as it does, but in Receive.
 type Turn interface {
-	// Take hands what has arrived to the Receiver, on this thread, with Arrival.By, and reports whether there was anything: it
-	// takes up to so many trains, and may leave the rest.
+	// Take hands the packets in the socket to the Receiver, on this thread, with Arrival.By, and reports whether there
+	// were any. It takes the given number of trains and one more, which shows whether others send too, and may leave the
+	// rest.
 	Take(by any, trains int) bool
 	// Yield gives the turn back. It does nothing where Receive took so long that another thread has it (Arrival.Late).
 	Yield()
