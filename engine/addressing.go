@@ -49,7 +49,8 @@ type endpoint struct {
 
 type boundEndpoint struct {
 	link.Endpoint
-	taker link.Taker // the same; nil where it is none
+	taker link.Taker       // the same; nil where it is none
+	batch link.BatchSender // the same; nil where it is none
 }
 
 // SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an
@@ -133,7 +134,8 @@ func (d *Device) bind(a netip.Addr) (*endpoint, error) {
 		return nil, err
 	}
 	taker, _ := w.(link.Taker)
-	e.wire.Store(&boundEndpoint{w, taker})
+	batch, _ := w.(link.BatchSender)
+	e.wire.Store(&boundEndpoint{w, taker, batch})
 	d.changes.ends[a] = e
 	return e, nil
 }

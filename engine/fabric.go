@@ -171,6 +171,31 @@ func (e *endpoint) send(t *link.Train) error {
 	return link.ErrNoRoute
 }
 
+// transmitAll sends trains to one queue pair, at most len(p.batch). It returns the number of trains that are sent or
+// lost, and false if the socket is full.
+func (e *endpoint) transmitAll(p *pass, qp *QP, list []*train) (n int, ok bool) {
+	for n < len(list) {
+		if w := e.wire.Load(); w != nil && w.batch != nil && len(list)-n > 1 {
+			batch := p.batch[:0]
+			for _, t := range list[n:] {
+				batch = append(batch, &t.Train)
+			}
+			if sent := w.batch.SendSome(batch); sent > 0 {
+				for _, t := range list[n : n+sent] {
+					e.dev.counters.add(cntSentPkts, t.packets)
+				}
+				n += sent
+				continue
+			}
+		}
+		if !e.transmit(qp, &list[n].Train, list[n].packets) {
+			return n, false
+		}
+		n++
+	}
+	return n, true
+}
+
 // transmit sends packets to the network, and counts them. It reports false if the socket is full.
 func (e *endpoint) transmit(qp *QP, t *link.Train, packets int) bool {
 	switch err := e.send(t); {

@@ -61,6 +61,7 @@ type workspace struct {
 	posted  queue.Send // the work request that is being posted
 	grh     [grhLen]byte
 	split   splitter
+	batch   [link.MaxBatch]*link.Train // trains for one call
 }
 
 const (

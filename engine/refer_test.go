@@ -401,7 +401,7 @@ func TestReferBehind(t *testing.T) {
 			}
 			from.egress.cut(1)
 			x.QP, x.SPort = from.num, from.sport
-			p.send(from, x)
+			p.send(from, []*train{x})
 			if got := len(to.events.list); got != i {
 				t.Errorf("%d trains wait after %d were sent, want %d", got, i+1, i)
 			}

@@ -288,12 +288,13 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	for _, t := range e.queue {
 		e.bytes += len(t.Buf)
 	}
-	for i, t := range e.queue {
+	for _, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
-		if qp.trace != nil {
-			qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
-		}
-		if !p.send(qp, t) {
+	}
+	for i := 0; i < len(e.queue); {
+		n, ok := p.send(qp, e.queue[i:])
+		i += n
+		if !ok {
 			e.cut(i)
 			e.fill()
 			p.endDelivery()
@@ -327,9 +328,13 @@ func (qp *QP) urgent() bool {
 	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
 }
 
-// send hands a train of the queue pair to its destination, a device of the Fabric or the network, and frees it. It
-// reports false, and does not free the train, if the socket is full.
-func (p *pass) send(qp *QP, t *train) bool {
+// send hands the first trains of a list to their destination, a device of the Fabric or the network, and frees them. It
+// returns their number, and false if the socket is full, with the first of the others.
+func (p *pass) send(qp *QP, list []*train) (int, bool) {
+	t := list[0]
+	if qp.trace != nil {
+		qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
+	}
 	from := t.path.from
 	d, peer := from.dev, t.path.peer()
 	var to *QP
@@ -338,7 +343,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 			peer.counters.add(cntDropSource, t.packets)
 			to.observeIntruder(t)
 			t.free()
-			return true
+			return 1, true
 		}
 	}
 	p.spent += len(t.Buf) + trainCost
@@ -346,7 +351,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		d.counters.add(cntSendErr, t.packets-t.sent)
 		qp.observeUnsent(t)
 		t.free()
-		return true
+		return 1, true
 	}
 	if t.sent == 0 && peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
 		d.counters.add(cntSentPkts, t.packets)
@@ -355,7 +360,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 			tapShortcut(d, peer, from.addr, t)
 		}
 		p.hand(qp, peer, to, t)
-		return true
+		return 1, true
 	}
 	p.claim(qp, t.path)
 	if t.mixed { // the path has changed since it was built; all the rest then follows by the network
@@ -366,13 +371,24 @@ func (p *pass) send(qp *QP, t *train) bool {
 			}
 			return ok
 		}) {
-			return false
+			return 0, false
 		}
-	} else if !from.transmit(qp, &t.Train, t.packets) {
-		return false
+		t.free()
+		return 1, true
 	}
-	t.free()
-	return true
+	n := 1
+	for ; n < min(len(list), len(p.batch)) && list[n].path == t.path && list[n].to == t.to && !list[n].mixed; n++ {
+		p.spent += len(list[n].Buf) + trainCost
+		p.claim(qp, t.path)
+	}
+	n, ok := from.transmitAll(p, qp, list[:n])
+	for i, t := range list[:n] {
+		if i > 0 && qp.trace != nil {
+			qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
+		}
+		t.free()
+	}
+	return n, ok
 }
 
 // hand makes a train an event of the queue pair that it is for, on a device of the Fabric. to is nil if there is none.

@@ -342,10 +342,21 @@ func (e *faultEndpoint) Expect() {
 	}
 }
 
+// SendSome is [BatchSender.SendSome]. Rules apply to single trains.
+func (e *faultEndpoint) SendSome(list []*Train) int {
+	b, ok := e.RawEndpoint.(BatchSender)
+	if !ok || e.faults.kinds.Load()&actsOnSend != 0 || e.waiting.Load() != 0 {
+		return 0
+	}
+	return b.SendSome(list)
+}
+
+// actsOnSend are the kinds of rules that Send applies.
+const actsOnSend = actsOnSent | actsCut | actsShape | actsMoment
+
 // Send is [Endpoint.Send].
 func (e *faultEndpoint) Send(t *Train) error {
-	const acts = actsOnSent | actsCut | actsShape | actsMoment
-	kinds := e.faults.kinds.Load() & acts
+	kinds := e.faults.kinds.Load() & actsOnSend
 	if kinds == 0 && e.waiting.Load() == 0 || t.Validate() != nil {
 		return e.RawEndpoint.Send(t)
 	}

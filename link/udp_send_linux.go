@@ -57,6 +57,60 @@ func (e *UDPEndpoint) Send(t *Train) error {
 	return nil
 }
 
+// SendSome is [BatchSender.SendSome].
+func (e *UDPEndpoint) SendSome(list []*Train) int {
+	first := list[0]
+	if !e.enter() {
+		return 0
+	}
+	defer e.leave()
+	p, err := e.peer(first.Dst, first.SPort)
+	if err != nil {
+		return 0
+	}
+	defer p.leave()
+	var c [MaxBatch]controls
+	var iov [MaxBatch]unix.Iovec
+	var v [MaxBatch]mmsghdr
+	at := e.tapTime()
+	n := 0
+	for ; n < min(len(list), MaxBatch); n++ {
+		t := list[n]
+		if t.Validate() != nil || t.Dst != first.Dst || t.SPort != first.SPort || idStep(t) > 0 && p.noSplit.Load() {
+			break
+		}
+		t.seal(p.flow, idStep(t))
+		v[n].hdr = e.header(&iov[n], &c[n], t, p, segment(t))
+	}
+	if n < 2 {
+		return 0
+	}
+	sent, errno := sendmmsg(p.fd, v[:n])
+	for errno == unix.EINTR || errno == unix.ECONNREFUSED { // see sendOne
+		sent, errno = sendmmsg(p.fd, v[:n])
+	}
+	for _, t := range list[:sent] {
+		e.sent(p, t, t.NumPackets(), at, idStep(t))
+	}
+	return sent
+}
+
+// idStep returns the difference between the identifications of successive packets that the kernel cuts out of a train.
+func idStep(t *Train) uint16 {
+	if t.NumPackets() > 1 {
+		return 1
+	}
+	return 0
+}
+
+// segment returns the size of the packets that the kernel cuts out of a train, 0 if there is one packet.
+func segment(t *Train) int {
+	if t.NumPackets() > 1 {
+		return t.Size
+	}
+	return 0
+}
+
 // Seal is [RawEndpoint.Seal].
 func (e *UDPEndpoint) Seal(t *Train) error {
 	p, err := e.prepare(t)
@@ -123,15 +177,8 @@ func (e *UDPEndpoint) sent(p *peer, t *Train, packets int, at time.Time, step ui
 // sendOne sends the train in one call, cut by the kernel into packets of segment bytes unless that is 0.
 func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
 	var c controls
-	e.addControls(&c, t)
-	if segment != 0 {
-		c.add(unix.SOL_UDP, unix.UDP_SEGMENT, 2, uint32(segment))
-	}
-	iov := unix.Iovec{Base: &t.Buf[0], Len: uint64(len(t.Buf))}
-	h := unix.Msghdr{Name: &p.sa[0], Namelen: p.saLen, Iov: &iov, Iovlen: 1}
-	if c.n > 0 {
-		h.Control, h.Controllen = &c.buf[0], uint64(c.n)
-	}
+	var iov unix.Iovec
+	h := e.header(&iov, &c, t, p, segment)
 	for {
 		// An interrupted call has sent nothing. An error that an earlier packet caused, such as an ICMP message,
 		// is reported once, in place of sending; Linux does it for connected sockets only.
@@ -139,6 +186,21 @@ func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
 			return errno
 		}
 	}
+}
+
+// header describes a train for sendmsg(2). The kernel cuts the train into packets of segment bytes unless that is 0. iov
+// and c are memory for the description.
+func (e *UDPEndpoint) header(iov *unix.Iovec, c *controls, t *Train, p *peer, segment int) unix.Msghdr {
+	e.addControls(c, t)
+	if segment != 0 {
+		c.add(unix.SOL_UDP, unix.UDP_SEGMENT, 2, uint32(segment))
+	}
+	iov.Base, iov.Len = &t.Buf[0], uint64(len(t.Buf))
+	h := unix.Msghdr{Name: &p.sa[0], Namelen: p.saLen, Iov: iov, Iovlen: 1}
+	if c.n > 0 {
+		h.Control, h.Controllen = &c.buf[0], uint64(c.n)
+	}
+	return h
 }
 
 // addControls adds what differs from the socket's defaults.

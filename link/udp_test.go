@@ -181,6 +181,57 @@ func pair(t testing.TB, n Network, src, dst netip.Addr, r Receiver) (from, to En
 	return listen(t, n, src, receiverFunc(func(*Arrival) {})), to
 }
 
+// TestSendSome tests that several trains of one call arrive in order, that the call ends before a train that needs
+// another call, and that fault rules get single trains.
+func TestSendSome(t *testing.T) {
+	families(t, func(t *testing.T, src, dst netip.Addr) {
+		c := newCollector()
+		f := NewFaults(UDP(UDPOptions{}), nil)
+		from, to := pair(t, f, src, dst, c)
+		long, short := makeTrain(dst, 15, 1000, 500, 100), makeTrain(dst, 1, 1024, 1024, 1)
+		elsewhere := makeTrain(dst, 1, 100, 100, 1)
+		elsewhere.SPort = 50000
+		var want []*Train
+		for _, tt := range []struct {
+			list []*Train
+			sent int
+		}{
+			{[]*Train{short, long}, 2},
+			{[]*Train{long, long, short, long, short}, MaxBatch},
+			{[]*Train{long, short, elsewhere}, 2},
+			{[]*Train{short, elsewhere}, 0},
+			{[]*Train{short, {Dst: dst}}, 0},
+			{[]*Train{{}, short}, 0},
+			{[]*Train{short}, 0},
+		} {
+			if got := from.(BatchSender).SendSome(tt.list); got != tt.sent {
+				t.Fatalf("SendSome of %d trains: got %d, want %d", len(tt.list), got, tt.sent)
+			}
+			want = append(want, tt.list[:tt.sent]...)
+		}
+		n := 0
+		for _, tr := range want {
+			n += tr.NumPackets()
+		}
+		checkPackets(t, c.wait(n), want...)
+		if s := from.(StatsReader).Stats(); s.SentTrains != uint64(len(want)) || s.SentPackets != uint64(n) {
+			t.Errorf("counted: got %d trains and %d packets, want %d and %d", s.SentTrains, s.SentPackets, len(want), n)
+		}
+		if err := f.Add(Rule{Drop: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if got := from.(BatchSender).SendSome([]*Train{long, short}); got != 0 {
+			t.Errorf("SendSome with a rule: got %d, want 0", got)
+		}
+		if err := to.Close(); err != nil {
+			t.Error(err)
+		}
+		if from.Close(); from.(BatchSender).SendSome([]*Train{long, short}) != 0 {
+			t.Error("SendSome of a closed endpoint: got trains sent, want 0")
+		}
+	})
+}
+
 func TestUDPTrains(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newCollector()

@@ -55,6 +55,18 @@ type Endpoint interface {
 	Close() error
 }
 
+// MaxBatch is the largest number of trains that SendSome sends.
+const MaxBatch = 4
+
+// BatchSender is an Endpoint that sends several trains to one destination with one system call.
+type BatchSender interface {
+	Endpoint
+	// SendSome sends the first trains of a list like Send, and returns their number. After 0 the caller must use Send
+	// for the first one, which returns the reason. It may not sleep, does not keep the buffers, and is safe for
+	// concurrent use.
+	SendSome(list []*Train) int
+}
+
 // Arrival is a batch of packets from one source that came back to back.
 type Arrival struct {
 	Src, Dst netip.Addr // Dst is the endpoint's address, or a multicast group
