@@ -62,8 +62,8 @@ func floorSection() Section {
 func latencySection() Section {
 	s := Section{Name: "latency", Title: "Latency", Unit: "µs",
 		Note: "perftest's typical (median) time, of half a round trip for SEND and WRITE and of all of it for READ; both programs poll. " +
-			"The floor of the shortcut is a trapped call with one process_vm_readv and one writev, that of the wire a UDP ping-pong of " +
-			"two busy processes; the peer is blocking TCP.",
+			"The floor of the shortcut is a trapped call with one process_vm_readv and one writev. The floor of the wire is a C program " +
+			"with the same steps: also UDP, CRC-32 at both ends and an acknowledgement, in one thread. The peer is blocking TCP.",
 		Peer:   "TCP",
 		Extras: []string{exMean, exP99, exService, exClient, exServer, exOnPath}}
 	for _, size := range sizes {
@@ -71,6 +71,7 @@ func latencySection() Section {
 		g := Group{Name: sizeNames[size], Short: size == 64, Measurements: []Measurement{
 			{Name: "trap, process_vm, ping-pong", Kind: Floor, Take: measureFloor(1, 2*trapCosts[size], "trap", "pingpong", n)},
 			{Name: "trap, process_vm", Kind: Floor, Take: measureFloor(1, trapCosts[size], "trap", "stream", n)},
+			{Name: sameSteps, Kind: Floor, Take: measureFloor(1, 3*trapCosts[size], "trap", "wire", n)},
 			{Name: "TCP, blocking", Kind: Peer, Take: measureFloor(1, tcpCosts[size], "tcp", "pingpong", n)},
 			{Name: "libfabric tcp, msg", Kind: Peer, Take: measureFabric("tcp", "msg", size, fabricCosts[size])},
 			{Name: "libfabric udp, rdm", Kind: Peer, Take: measureFabric("udp;ofi_rxd", "rdm", size, fabricUDPCosts[size])},
@@ -89,9 +90,9 @@ func latencySection() Section {
 					fabricCosts[size])})
 		}
 		for _, op := range []string{"SEND", "WRITE", "READ"} {
-			floors := map[string]string{shortcut: "trap, process_vm, ping-pong", wire: udp}
+			floors := map[string]string{shortcut: "trap, process_vm, ping-pong", wire: sameSteps}
 			if op == "READ" {
-				floors[shortcut] = "trap, process_vm"
+				floors[shortcut], floors[wire] = "trap, process_vm", ""
 				if udp != "" {
 					floors[wire] = udp + ", round trip"
 				}
@@ -110,6 +111,9 @@ func latencySection() Section {
 	}
 	return s
 }
+
+// sameSteps is a C program with the steps of a message on the wire.
+const sameSteps = "trap, process_vm, UDP, CRC-32, ACK"
 
 var perftestTools = map[string]string{"SEND": "ib_send", "WRITE": "ib_write", "READ": "ib_read"}
 

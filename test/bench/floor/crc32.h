@@ -88,7 +88,7 @@ static uint32_t crc32(const void *p, size_t n)
 }
 
 // crc_check returns whether the fast implementations agree with the bitwise definition.
-static int crc_check(void)
+static inline int crc_check(void)
 {
 	unsigned char buf[700];
 	uint32_t seed = 1;

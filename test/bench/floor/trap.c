@@ -1,16 +1,19 @@
 // trap call N           a system call answered by a minimal seccomp supervisor in another process
 // trap stream SIZE N    a trapped system call, and SIZE bytes copied from the caller to a third process, which sleeps
 // trap pingpong SIZE N  half a round trip of two polling callers, with each copy started by a trapped call
+// trap wire SIZE N      pingpong with the steps of the wire: the supervisor sends each message through a UDP socket, with a CRC-32
+//                       of each packet, receives, checks and acknowledges it in the same thread
 //
-// This is the floor of an unmodified program's doorbell, and of messages on the shortcut.
+// This is the floor of an unmodified program's doorbell, and of messages on the shortcut and on the wire.
 #include "floor.h"
+#include "crc32.h"
+#include "udp.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -81,7 +84,68 @@ struct supervised {
 	int listener;
 	pid_t from, to; // a value of 0 in to means no copy
 	char *bounce;
+	int out, in; // UDP sockets of the wire, if there is one
+	char *batch;
 };
+
+static void pass_on(int from, int to, char *buf, ssize_t n)
+{
+	if (send(from, buf, n, 0) != n)
+		die("send");
+	if (recv(to, buf, n, MSG_DONTWAIT) != n)
+		die("receive what was sent");
+}
+
+// cross copies the message through the sockets, in packets with a CRC-32 each, and sends a short acknowledgement back.
+static void cross(const struct supervised *s)
+{
+	char ack[20] = {0};
+
+	for (size_t at = 0, n; at < size; at += n) {
+		struct iovec here[SEGMENTS], there;
+		size_t packets = 0, len = 0;
+
+		for (n = 0; n < size - at && packets < SEGMENTS; packets++) {
+			size_t part = size - at - n < DATA ? size - at - n : DATA;
+
+			here[packets] = (struct iovec){s->batch + len, part};
+			n += part;
+			len += part + 4;
+		}
+		there = (struct iovec){source + at, n};
+		if (process_vm_readv(s->from, here, packets, &there, 1, 0) != (ssize_t)n)
+			die("process_vm_readv");
+		for (size_t i = 0; i < packets; i++) {
+			uint32_t c = crc32(here[i].iov_base, here[i].iov_len);
+
+			memcpy((char *)here[i].iov_base + here[i].iov_len, &c, 4);
+		}
+		pass_on(s->out, s->in, s->batch, len);
+		for (size_t i = 0; i < packets; i++) {
+			uint32_t c = crc32(here[i].iov_base, here[i].iov_len);
+
+			if (memcmp((char *)here[i].iov_base + here[i].iov_len, &c, 4))
+				fail("wrong CRC-32");
+		}
+		there.iov_base = destination + at;
+		if (process_vm_writev(s->to, here, packets, &there, 1, 0) != (ssize_t)n)
+			die("process_vm_writev");
+	}
+	pass_on(s->in, s->out, ack, sizeof ack);
+}
+
+static void open_wire(struct supervised *s)
+{
+	struct sockaddr_in out, in;
+
+	s->out = bound(&out);
+	s->in = bound(&in);
+	if (connect(s->out, (void *)&in, sizeof in) || connect(s->in, (void *)&out, sizeof out))
+		die("connect");
+	option(s->out, UDP_SEGMENT, PACKET);
+	option(s->in, UDP_GRO, 1);
+	s->batch = map(BATCH, MAP_PRIVATE);
+}
 
 static void copy(const struct supervised *s)
 {
@@ -111,7 +175,9 @@ static void *supervise(void *arg)
 				continue;
 			return NULL; // ENOENT: the process has ended
 		}
-		if (s->to)
+		if (s->batch)
+			cross(s);
+		else if (s->to)
 			copy(s);
 		answer.id = call.id;
 		answer.val = DOORBELL_BYTES;
@@ -176,7 +242,8 @@ static pid_t start(int pair[2], long n, int pingpong, int first)
 
 int main(int argc, char **argv)
 {
-	int pingpong = argc > 1 && !strcmp(argv[1], "pingpong"), stream = argc > 1 && !strcmp(argv[1], "stream");
+	int wire = argc > 1 && !strcmp(argv[1], "wire"), stream = argc > 1 && !strcmp(argv[1], "stream");
+	int pingpong = wire || (argc > 1 && !strcmp(argv[1], "pingpong"));
 	int call = argc > 1 && !strcmp(argv[1], "call");
 	struct supervised of[2] = {{0}};
 	pthread_t thread[2];
@@ -185,11 +252,12 @@ int main(int argc, char **argv)
 	long n;
 
 	if (!(call && argc == 3) && !((pingpong || stream) && argc == 4))
-		fail("usage: trap call N | stream SIZE N | pingpong SIZE N");
+		fail("usage: trap call N | stream SIZE N | pingpong SIZE N | wire SIZE N");
 	size = call ? DOORBELL_BYTES : number(argv[2], 1);
 	n = number(argv[argc - 1], 1);
 	source = map(size + DOORBELL_BYTES, MAP_PRIVATE);
 	destination = map(size, MAP_PRIVATE);
+	crc_init();
 	memset(source, 0, size);
 
 	pid[0] = start(pair[0], n, pingpong, 1);
@@ -202,7 +270,9 @@ int main(int argc, char **argv)
 				pause();
 	}
 	for (int i = 0; i < 1 + pingpong; i++) {
-		of[i] = (struct supervised){receive_fd(pair[i][0]), pid[i], pid[1 - i], map(size, MAP_PRIVATE)};
+		of[i] = (struct supervised){receive_fd(pair[i][0]), pid[i], pid[1 - i], map(size, MAP_PRIVATE), 0, 0, NULL};
+		if (wire)
+			open_wire(&of[i]);
 		if (pthread_create(&thread[i], NULL, supervise, &of[i]))
 			fail("pthread_create");
 	}

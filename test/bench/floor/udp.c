@@ -7,41 +7,10 @@
 // The only flow control of a stream is the receiver's count in shared memory.
 #include "floor.h"
 #include "crc32.h"
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <netinet/udp.h>
+#include "udp.h"
 #include <stdatomic.h>
-#include <sys/socket.h>
-
-#ifndef UDP_SEGMENT
-#define UDP_SEGMENT 103
-#endif
-#ifndef UDP_GRO
-#define UDP_GRO 104
-#endif
-
-enum { DATA = 4096, PACKET = DATA + 4, SEGMENTS = 15, BATCH = PACKET * SEGMENTS };
 
 static _Atomic long *received; // number of bytes, in shared memory
-
-static int bound(struct sockaddr_in *at)
-{
-	socklen_t len = sizeof *at;
-	int fd = socket(AF_INET, SOCK_DGRAM, 0), big = 4 << 20;
-
-	*at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	if (fd < 0 || bind(fd, (void *)at, len) || getsockname(fd, (void *)at, &len))
-		die("bind");
-	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &big, sizeof big))
-		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &big, sizeof big);
-	return fd;
-}
-
-static void option(int fd, int name, int value)
-{
-	if (setsockopt(fd, IPPROTO_UDP, name, &value, sizeof value))
-		die("setsockopt of UDP offload (Linux 5.0)");
-}
 
 static void send_all(int fd, const void *buf, size_t n)
 {
