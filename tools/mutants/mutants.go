@@ -44,15 +44,15 @@ var mutants = []listedMutant{
 	{"packets left by a panic are delivered later", "link/udp_recv_linux.go",
 		"			r.e.turn.abandon(r)\n", ""},
 	{"a sender receives without a limit", "link/udp_recv_linux.go",
-		"r.msgs[:min(trains, recvMessages)]", "r.msgs[:]"},
+		"r.msgs[:min(trains+1, recvMessages)]", "r.msgs[:]"},
 	{"an arrival does not name its receiver", "link/udp_recv_linux.go",
 		"	r.arrival.By = by\n", ""},
 
 	// engine: packets that a sender receives
 	{"a sender receives packets of streams", "engine/pass.go",
-		"	if !qp.urgent() {\n		return\n	}\n", ""},
+		"		if qp.urgent() {\n", "		if true {\n"},
 	{"a sender receives no packet", "engine/pass.go",
-		"	if !qp.urgent() {\n", "	if true {\n"},
+		"		if qp.urgent() {\n", "		if false {\n"},
 	{"packets sent meanwhile are not counted", "engine/pass.go",
 		"			c.sent++\n", ""},
 	{"PostSend runs queue pairs of programs", "engine/pass.go",
