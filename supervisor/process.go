@@ -223,7 +223,7 @@ func (o *opener) CheckConfig() *check.ProgramConfig {
 	if info.Checks == 0 {
 		return nil
 	}
-	return &check.ProgramConfig{Rules: info.Checks,
+	return &check.ProgramConfig{Rules: info.Checks, Group: &o.session.checked, PID: o.id.pid,
 		Report: func(v check.Violation) { info.Violation(o.id.pid, o.id.name, v) }}
 }
 

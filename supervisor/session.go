@@ -57,6 +57,7 @@ type SessionInfo struct {
 type Session struct {
 	sup      *Supervisor
 	info     SessionInfo
+	checked  check.ProgramGroup // device files with checks
 	name     string // prefix of the names of the session's queue files
 	user     *quota.User
 	tree     *userTree

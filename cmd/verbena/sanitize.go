@@ -240,8 +240,8 @@ func writeReport(to io.Writer, r *ctl.SanitizerReport) {
 	fmt.Fprintf(w, "==%d==verbena: sanitizer: %s in %s on %s\n", r.PID, r.Rule, replaceControlChars(r.Program), r.Device)
 	fmt.Fprintf(w, "  %s\n", r.What)
 	if m := r.Memory; m != nil {
-		fmt.Fprintf(w, "  memory  %#x, %d bytes; %d bytes changed, the first at offset %d\n", m.Addr, m.Length, m.Changed,
-			m.Offset)
+		fmt.Fprintf(w, "  memory  sg_list[%d], %#x, %d bytes; %d bytes changed, the first at offset %d\n", m.Element, m.Addr,
+			m.Length, m.Changed, m.Offset)
 		fmt.Fprintf(w, "  before  % x\n  after   % x\n", m.Before, m.After)
 	}
 	for i, x := range r.Requests {

@@ -30,7 +30,7 @@ func TestReportPrinter(t *testing.T) {
 		{Rule: "source-changed", What: "the text", Program: "other\n", PID: -1, Device: "rxe0", Time: found, Count: 1,
 			Requests: []ctl.ReportedRequest{{QPN: 17, Peer: 18, Opcode: "SEND", ID: 0x20, Index: 3, Length: 64,
 				Posted: time.Unix(100, 0)}},
-			Memory: &ctl.ReportedMemory{Addr: 0x1000, Length: 64, Offset: 5, Changed: 1, Before: []byte{1}, After: []byte{2}}},
+			Memory: &ctl.ReportedMemory{Element: 2, Addr: 0x1000, Length: 64, Offset: 5, Changed: 1, Before: []byte{1}, After: []byte{2}}},
 		{Rule: "source-changed", PID: -1, Time: found, Count: 12},
 	}
 	for _, name := range []string{"out.json", "out.sarif"} {
@@ -52,7 +52,7 @@ func TestReportPrinter(t *testing.T) {
 			t.Errorf("finish: got %v, %v, want reports", found, err)
 		}
 		for _, want := range []string{
-			"sanitizer: source-changed in other", "the text\n", "memory  0x1000, 64 bytes; 1 bytes changed, the first at offset 5\n",
+			"sanitizer: source-changed in other", "the text\n", "memory  sg_list[2], 0x1000, 64 bytes; 1 bytes changed, the first at offset 5\n",
 			"before  01\n  after   02\n", "SEND on QP 17, peer QP 18, wr_id 0x20, number 3 of its queue, 64 bytes, posted 2ms before",
 			"remedy  Poll", "sanitizer: 1 reports", "12 times",
 		} {

@@ -94,10 +94,11 @@ func (d *driver) AllocUserContext(u *ib.Udata) error {
 		ahs: map[uint32]*ah{}, mrs: map[uint32]*ib.MR{}, mws: map[uint32]*ib.MW{},
 	}
 	var err error
-	if p.limits, err = d.QueryDevice(); err != nil {
-		return err
+	if p.limits, err = d.QueryDevice(); err == nil {
+		p.queues, err = d.layout.OpenProgram(u)
 	}
-	if p.queues, err = d.layout.OpenProgram(u); err != nil {
+	if err != nil {
+		p.closeChecks()
 		return err
 	}
 	config.Choices &^= weak.InProcess
@@ -122,12 +123,16 @@ func (d *driver) DeallocUserContext(c ib.UserContext) {
 		return
 	}
 	d.group.Remove(p.weak)
-	if p.checks != nil {
-		p.checks.Close()
-	}
+	p.closeChecks()
 	p.dir.Lock()
 	defer p.dir.Unlock()
 	p.queues.Close()
+}
+
+func (p *program) closeChecks() {
+	if p.checks != nil {
+		p.checks.Close()
+	}
 }
 
 // Disassociate implements ib.Disassociator.
@@ -405,8 +410,9 @@ func (m *mr) Dereg() error {
 // mw is the window of a program.
 type mw struct {
 	ib.DriverMW
-	p     *program
-	index uint32
+	p       *program
+	index   uint32
+	checked *check.UserMW // nil: no checks
 }
 
 // Unwrap gives access to the inner window.
@@ -429,7 +435,10 @@ func (d *driver) AllocMW(h ib.MWHandle, of ib.DriverPD, kind ib.MWType, u *ib.Ud
 	if err != nil {
 		return nil, err
 	}
-	w := &mw{side, p, h.MW().RKey() >> keyIndexShift}
+	w := &mw{DriverMW: side, p: p, index: h.MW().RKey() >> keyIndexShift}
+	if p.checks != nil {
+		w.checked = p.checks.AddMW(h.MW())
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mws[w.index] = h.MW()
@@ -440,6 +449,9 @@ func (d *driver) AllocMW(h ib.MWHandle, of ib.DriverPD, kind ib.MWType, u *ib.Ud
 func (w *mw) Dealloc() error {
 	if err := w.DriverMW.Dealloc(); err != nil {
 		return err
+	}
+	if w.checked != nil {
+		w.checked.Destroyed()
 	}
 	w.p.mu.Lock()
 	defer w.p.mu.Unlock()

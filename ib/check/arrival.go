@@ -36,11 +36,11 @@ func (p *Program) regionByRKey(dev *ib.Device, rkey uint32) (region *memoryRegio
 
 // newContents returns the elements of a list, up to a length, without copies.
 func (w *workTracker) newContents(list []ib.SGE, length uint64) (all []*contents) {
-	for _, s := range list {
+	for i, s := range list {
 		n := min(uint64(s.Length), length)
 		length -= n
 		if r := w.findRegion(s); r != nil && n > 0 && !r.memory.OnDemand() {
-			all = append(all, &contents{of: r, addr: s.Addr, n: n, at: s.Addr + r.memory.Addr() - r.memory.IOVA()})
+			all = append(all, &contents{of: r, index: i, addr: s.Addr, n: n, at: s.Addr + r.memory.Addr() - r.memory.IOVA()})
 		}
 	}
 	return all

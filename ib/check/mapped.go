@@ -72,6 +72,7 @@ type mappedElement struct {
 	w     *workTracker
 	r     *trackedRequest
 	of    *memoryRegion
+	index int    // in the list of the request
 	addr  uint64 // in the region's addresses
 	n     uint64
 	write bool
@@ -128,9 +129,9 @@ func (p *Program) trackers() (all []*workTracker) {
 
 // mappedElements returns the elements of a request that lie in regions with pinned memory.
 func (w *workTracker) mappedElements(r *trackedRequest) (list []mappedElement) {
-	for _, s := range r.list {
+	for i, s := range r.list {
 		if of := w.findRegion(s); of != nil && s.Length > 0 && !of.memory.OnDemand() {
-			list = append(list, mappedElement{w, r, of, s.Addr, uint64(s.Length), len(r.targets) > 0})
+			list = append(list, mappedElement{w, r, of, i, s.Addr, uint64(s.Length), len(r.targets) > 0})
 		}
 	}
 	return list
@@ -170,8 +171,8 @@ func (w *workTracker) checkMapped(r *trackedRequest) {
 	e := &list[i]
 	w.o.k.report(Violation{
 		Rule: RuleUnmapped,
-		What: fmt.Sprintf("the memory of an outstanding work request was unmapped: %d bytes at %#x, in the region with the "+
-			"local key %#x", e.n, e.addr, e.of.key.lkey),
+		What: fmt.Sprintf("the memory of an outstanding work request was unmapped: sg_list[%d], %d bytes at %#x, in the region "+
+			"with the local key %#x", e.index, e.n, e.addr, e.of.key.lkey),
 		Requests: describe(r), atEnd: true,
 	}, w.o.dev, nil)
 }

@@ -27,6 +27,9 @@ type ProgramConfig struct {
 	// closed, Report is called again for each repeated violation, with its number. Report may be called with locks held.
 	// It may not sleep.
 	Report func(Violation)
+	// Group, if not nil, contains the program. PID is the number of its process, for reports about others of the group.
+	Group *ProgramGroup
+	PID   int
 }
 
 // maxProgramSites limits the violations of a program that are reported.
@@ -52,7 +55,9 @@ type Program struct {
 	qps   map[uint32]*UserQP
 	keys  map[regionKey]*userRegion // by local key: present and ended regions
 	ended []regionKey               // keys of ended regions, oldest first
-	cqs   int                       // number of completion queues so far
+	// windows contains the present windows, and the last ended ones, oldest first.
+	windows []*UserMW
+	cqs     int // number of completion queues so far
 	// srqs has, for each shared receive queue, the number of its queue pairs by their receive CQ.
 	srqs map[*workTracker]map[*checkedObject]int
 }
@@ -63,6 +68,7 @@ func NewProgram(cfg ProgramConfig, user User) *Program {
 		srqs: map[*workTracker]map[*checkedObject]int{}}
 	p.k = newChecker(Config{Report: cfg.Report, TargetReuse: cfg.Rules.Has(RuleTargetReused)})
 	p.k.program = p
+	cfg.Group.add(p)
 	return p
 }
 
@@ -70,6 +76,7 @@ func (p *Program) isEnding() bool { return p.user.IsEnding() }
 
 // Close reports the numbers of repeated violations. No other method may be called afterwards.
 func (p *Program) Close() {
+	p.cfg.Group.remove(p)
 	p.watch.close()
 	k := p.k
 	k.reporting.Lock()
@@ -132,20 +139,6 @@ type UserMR struct {
 	p *Program
 	o *checkedObject
 }
-
-// userRegion describes a region of a program.
-type userRegion struct {
-	domain     any
-	access     ib.AccessFlags
-	lkey, rkey uint32
-	iova, n    uint64
-	known      bool      // iova and n are valid
-	endedBy    string    // "" while the region exists
-	ended      time.Time // valid with endedBy
-}
-
-// maxEndedKeys limits the ended regions that a program's checks remember.
-const maxEndedKeys = 4096
 
 // ObserveRegion must be called before the region is used. It may not sleep.
 func (p *Program) ObserveRegion(r *umem.Region) {
@@ -562,77 +555,4 @@ func (f *frame) consumerID(id uint64) uint64 {
 		return *f.userID
 	}
 	return id
-}
-
-// checkSendKeys checks the local keys of a program's send.
-func (w *workTracker) checkSendKeys(r *trackedRequest, wr *ib.SendWR) {
-	if w.o.k.program == nil || wr.Flags&ib.SendInline != 0 || w.isInErr() {
-		return
-	}
-	switch wr.Opcode {
-	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
-		w.checkTargetKeys(r, wr.SGList)
-	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-		w.checkKeys(r, wr.SGList, 0)
-	}
-}
-
-// checkTargetKeys checks the local keys of memory that a program's request changes.
-func (w *workTracker) checkTargetKeys(r *trackedRequest, list []ib.SGE) {
-	if w.o.k.program == nil || w.isInErr() {
-		return
-	}
-	w.recordTargets(r, list)
-	w.checkKeys(r, list, ib.AccessLocalWrite)
-}
-
-// recordTargets retains the elements of memory that a program's request changes.
-func (w *workTracker) recordTargets(r *trackedRequest, list []ib.SGE) {
-	if w.o.k.program != nil {
-		r.list = slices.Clone(list)
-		w.addImages(r)
-	}
-}
-
-// checkKeys reports elements that the device will refuse.
-func (w *workTracker) checkKeys(r *trackedRequest, list []ib.SGE, right ib.AccessFlags) {
-	p := w.o.k.program
-	for _, s := range list {
-		if s.Length == 0 {
-			continue
-		}
-		if rule, what := p.judgeKey(regionKey{w.o.dev, s.LKey}, &s, w.domain, right); rule != 0 {
-			p.k.report(Violation{Rule: rule, What: what, Requests: describe(r)}, w.o.dev, nil)
-			return
-		}
-	}
-}
-
-// judgeKey returns the rule that an element violates, or 0.
-func (p *Program) judgeKey(key regionKey, s *ib.SGE, domain any, right ib.AccessFlags) (rule Rule, what string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	u := p.keys[key]
-	switch {
-	case u == nil:
-		for _, x := range p.keys {
-			if x.rkey == s.LKey && x.endedBy == "" {
-				return RuleKeyKind, fmt.Sprintf("an element names its memory by %#x, the remote key of a region; the local "+
-					"key is %#x", s.LKey, x.lkey)
-			}
-		}
-		return RuleKeyUnknown, fmt.Sprintf("an element has the local key %#x, which no region has", s.LKey)
-	case u.endedBy != "":
-		return RuleKeyEnded, fmt.Sprintf("an element has the local key %#x, which %s ended %v before", s.LKey, u.endedBy,
-			time.Since(u.ended).Round(time.Microsecond))
-	case u.domain != domain:
-		return RuleKeyDomain, fmt.Sprintf("an element has the local key %#x of a region of another protection domain", s.LKey)
-	case u.known && (s.Addr < u.iova || uint64(s.Length) > u.n || s.Addr-u.iova > u.n-uint64(s.Length)):
-		return RuleKeyRange, fmt.Sprintf("an element of %d bytes at %#x exceeds its region of %d bytes at %#x", s.Length,
-			s.Addr, u.n, u.iova)
-	case right&^u.access != 0:
-		return RuleKeyRight, fmt.Sprintf("the device is to store to memory of a region without IBV_ACCESS_LOCAL_WRITE "+
-			"(local key %#x)", s.LKey)
-	}
-	return 0, ""
 }

@@ -225,6 +225,7 @@ type Request struct {
 
 // ChangedMemory describes memory of a work request that has changed.
 type ChangedMemory struct {
+	Element       int    // index in the list of the request
 	Addr          uint64 // address of the element, in the space of the program
 	Length        uint64 // length of the element, in bytes
 	Offset        uint64 // offset of the first changed byte

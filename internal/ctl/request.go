@@ -196,6 +196,7 @@ type ReportedRequest struct {
 
 // ReportedMemory is changed memory of a SanitizerReport.
 type ReportedMemory struct {
+	Element int    `json:"element"` // index in the list of the request
 	Addr    uint64 `json:"address"`
 	Length  uint64 `json:"length"`
 	Offset  uint64 `json:"offset"` // offset of the first changed byte
