@@ -16,8 +16,8 @@ func (t *callTrace) sendViolation(pid int, name string, v *check.Violation) {
 		r.Requests = append(r.Requests, ctl.ReportedRequest(x))
 	}
 	if m := v.Memory; m != nil {
-		r.Memory = &ctl.ReportedMemory{Element: m.Element, Addr: m.Addr, Length: m.Length, Offset: m.Offset, Changed: m.Changed,
-			Before: m.Before, After: m.After}
+		r.Memory = &ctl.ReportedMemory{Element: m.Element, Addr: m.Addr, Length: m.Length, Offset: m.Offset,
+			Changed: m.Changed, Before: m.Before, After: m.After}
 	}
 	line, err := json.Marshal(&r)
 	if err != nil {

@@ -143,6 +143,7 @@ func newParser(c *cli) *kong.Kong { return newParserOf(c) }
 func newParserOf(grammar any) *kong.Kong {
 	return kong.Must(grammar,
 		kong.Name("verbena"),
+		kong.Vars{"off_rules": listOffRules()},
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.NamedMapper("from1", kong.MapperFunc(decodeNumberFrom1)),

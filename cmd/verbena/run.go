@@ -38,7 +38,7 @@ type runCmd struct {
 	WeakTimeout          time.Duration `help:"With --weak=search, the time limit of a run; a longer run has failed. The default is 10 times the time without weak mode, at least 10s." placeholder:"TIME" complete:"none"`
 	WeakTotal            time.Duration `help:"With --weak=search, the time limit of the whole search." default:"10m" placeholder:"TIME" complete:"none"`
 	Replay               string        `help:"Make a device that takes exactly the decisions in this file." placeholder:"FILE" complete:"file"`
-	Sanitize             sanitizeFlag  `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas; with log, reports do not change the exit code; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
+	Sanitize             sanitizeFlag  `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas. Default: all but ${off_rules}. With log, reports do not change the exit code, else 66; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
 	SanitizeReport       string        `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
 	SanitizeSuppressions string        `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
 	Program              []string      `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`

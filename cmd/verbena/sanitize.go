@@ -66,6 +66,17 @@ func (s *sanitizeFlag) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
+// listOffRules returns the names of the rules that --sanitize without CHECKS leaves off.
+func listOffRules() string {
+	var names []string
+	for _, r := range check.ProgramRules {
+		if r.Off {
+			names = append(names, r.Rule.String())
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
 // request returns the request for checks, or nil.
 func (s *sanitizeFlag) request() *ctl.Sanitize {
 	if !s.on {

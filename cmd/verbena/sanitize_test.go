@@ -30,7 +30,8 @@ func TestReportPrinter(t *testing.T) {
 		{Rule: "source-changed", What: "the text", Program: "other\n", PID: -1, Device: "rxe0", Time: found, Count: 1,
 			Requests: []ctl.ReportedRequest{{QPN: 17, Peer: 18, Opcode: "SEND", ID: 0x20, Index: 3, Length: 64,
 				Posted: time.Unix(100, 0)}},
-			Memory: &ctl.ReportedMemory{Element: 2, Addr: 0x1000, Length: 64, Offset: 5, Changed: 1, Before: []byte{1}, After: []byte{2}}},
+			Memory: &ctl.ReportedMemory{Element: 2, Addr: 0x1000, Length: 64, Offset: 5, Changed: 1, Before: []byte{1},
+				After: []byte{2}}},
 		{Rule: "source-changed", PID: -1, Time: found, Count: 12},
 	}
 	for _, name := range []string{"out.json", "out.sarif"} {

@@ -32,8 +32,16 @@ const (
 	holdTime      = 100 * time.Microsecond
 )
 
-// holdStep is the period in which held completions are examined.
-const holdStep = 20 * time.Microsecond
+// holdStep is the period in which held completions are examined. A first hold takes at least firstHoldSteps periods,
+// which are longer on a busy machine: the thread of the program may have to wait for a processor too.
+const (
+	holdStep       = 20 * time.Microsecond
+	firstHoldSteps = 8
+)
+
+// replyHolds contains the factors of the first holds of sends if the reply of the peer should come before their
+// completion. They differ because the peer may poll the completion of its reply too.
+var replyHolds = [4]int{1, 2, 8, 16}
 
 // maxHeld limits the held completions of a completion queue, if the memory of the program does not answer.
 const maxHeld = 1024
@@ -136,8 +144,10 @@ func (q *qp) postOneChecked() (more bool, err error) {
 	defer f.free()
 	posted := func(int) {}
 	if f.status == ib.WCSuccess {
-		q.lookAtCQs() // after the program has posted the request
-		posted = q.checked.Sending(&f.wr, q.w.ID)
+		q.checked.Fetched()
+		q.postReceives() // possibly posted before the send
+		q.lookAtCQs()    // after the program has posted the request
+		posted = q.checked.Sending(&f.wr, q.w.ID, q.w.AH)
 	}
 	more, err = q.postFetched(&f)
 	if more {
@@ -237,6 +247,17 @@ func (p *program) look() {
 	}
 }
 
+// postEarlierReceives posts the receives of a queue pair that the program has posted before it can poll the completion
+// of a send.
+func (p *program) postEarlierReceives(wc *ib.WC) {
+	p.mu.Lock()
+	q, ok := p.owners[uint32(wc.ID>>32)].(*qp)
+	p.mu.Unlock()
+	if ok && uint32(wc.ID)&recvNumber == 0 && q.checked != nil {
+		q.postReceives()
+	}
+}
+
 // copyArrived copies the memory of completions that have just arrived. The caller is a thread of the program, in a
 // doorbell that has begun at a time.
 func (p *program) copyArrived(began time.Time) {
@@ -255,7 +276,7 @@ func (c *cq) restartHolds(began time.Time) {
 	defer c.mu.Unlock()
 	for _, x := range c.held.list {
 		if x.arrival != nil && !x.due.Add(-x.time).Before(began) {
-			x.due = time.Now().Add(x.time)
+			x.due, x.steps = time.Now().Add(x.time), x.minSteps
 		}
 	}
 }
@@ -276,6 +297,8 @@ type heldCompletion struct {
 	arrival *check.Arrival // nil: nothing to compare
 	due     time.Time
 	time    time.Duration // from the arrival to due
+	// steps is the number of periods until the delivery, and minSteps that from the arrival on.
+	steps, minSteps int
 }
 
 // hold adds a completion behind the held ones.
@@ -286,9 +309,12 @@ func (c *cq) hold(wc *ib.WC) {
 	if h.arrival != nil {
 		d := holdTime
 		if c.held.count++; c.held.count <= firstHolds {
-			d = c.p.firstHold
+			if d, h.minSteps = c.p.firstHold, firstHoldSteps; h.arrival.AwaitsReply() {
+				n := replyHolds[(wc.QPNum*0x9e3779b1+uint32(c.held.count)*0x85ebca6b)>>30]
+				d, h.minSteps = d*time.Duration(n), h.minSteps*n
+			}
 		}
-		h.due, h.time = time.Now().Add(d), d
+		h.due, h.time, h.steps = time.Now().Add(d), d, h.minSteps
 	}
 	c.held.list = append(c.held.list, h)
 	if len(c.held.list) > maxHeld {
@@ -368,7 +394,7 @@ func (c *cq) examineHeld() {
 		if x == nil {
 			return
 		}
-		if time.Until(due) > 0 {
+		if !due {
 			wait := syscall.NsecToTimespec(int64(holdStep))
 			_ = syscall.Nanosleep(&wait, nil)
 			continue
@@ -377,15 +403,18 @@ func (c *cq) examineHeld() {
 	}
 }
 
-// firstHeld returns the first held completion, and the time of its delivery. Without one, examineHeld must end.
-func (c *cq) firstHeld() (x *heldCompletion, due time.Time) {
+// firstHeld returns the first held completion, and reports whether its delivery is due. Without one, examineHeld must
+// end.
+func (c *cq) firstHeld() (x *heldCompletion, due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.held.list) == 0 || c.dead {
 		c.held.running = false
-		return nil, due
+		return nil, false
 	}
-	return c.held.list[0], c.held.list[0].due
+	x = c.held.list[0]
+	x.steps--
+	return x, x.arrival == nil || x.steps < 0 && !time.Now().Before(x.due)
 }
 
 func (c *cq) compareAndDeliver(x *heldCompletion) {

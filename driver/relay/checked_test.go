@@ -64,11 +64,13 @@ func newCheckedWorld(t *testing.T, c *weak.Config) *checkedWorld {
 	w := &checkedWorld{space: &lockedSpace{Local: umem.NewLocal()}}
 	rules, err := check.ParseProgramRules([]string{check.AllRules})
 	must(t, err)
-	w.world = newWorldOf(t, &guest{weak: c, checks: &check.ProgramConfig{Rules: rules, Report: func(v check.Violation) {
+	report := func(v check.Violation) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.found = append(w.found, v)
-	}}})
+	}
+	w.world = newWorldOf(t, &guest{weak: c,
+		checks: &check.ProgramConfig{Rules: rules, Group: &check.ProgramGroup{}, Report: report}})
 	w.side(0).p.firstHold = longHold
 	w.data = w.registerData(ib.AccessLocalWrite | peerAccess)
 	t.Cleanup(func() { must(t, w.data.Dereg()) })
@@ -264,6 +266,71 @@ func TestChecks(t *testing.T) {
 			w.post(uapi.WRRDMAWrite, signaled, w.element(4090, 8))
 			w.await(1)
 		}, []check.Rule{check.RuleKeyRange}, false},
+		{"receive in a source", func(w *checkedWorld) {
+			w.recv(1, 8, w.element(2048, 64))
+			w.post(uapi.WRSend, signaled, w.element(512, 64))
+			w.recv(0, 9, w.element(512, 64)) // the completion is held
+			w.await(2)
+		}, []check.Rule{check.RuleSourceReused}, false},
+		{"receive in a polled source", func(w *checkedWorld) {
+			w.recv(1, 8, w.element(2048, 64))
+			w.post(uapi.WRSend, signaled, w.element(512, 64))
+			w.await(2)
+			w.recv(0, 9, w.element(512, 64))
+			w.post(uapi.WRRDMAWrite, signaled, w.element(1024, 64))
+			w.await(1)
+		}, nil, false},
+		{"source in an earlier receive", func(w *checkedWorld) { // the program does not need the data
+			w.recv(1, 8, w.element(2048, 64))
+			w.recv(0, 9, w.element(512, 64))
+			w.post(uapi.WRSend, signaled, w.element(512, 64))
+			w.await(2)
+		}, nil, false},
+		{"unsignaled region, then a post", func(w *checkedWorld) {
+			mr := w.registerData(0)
+			w.post(uapi.WRRDMAWrite, 0, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			must(w.t, mr.Dereg())
+			w.post(uapi.WRRDMAWrite, signaled)
+			w.await(1)
+		}, []check.Rule{check.RuleInFlight}, false},
+		{"unsignaled region at the end", func(w *checkedWorld) {
+			mr := w.registerData(0)
+			w.post(uapi.WRRDMAWrite, 0, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			must(w.t, mr.Dereg())
+			must(w.t, w.qps[0].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+		}, []check.Rule{check.RuleInFlightUnsignaled}, false},
+		{"region of a receive in ERR", func(w *checkedWorld) {
+			mr := w.registerData(ib.AccessLocalWrite)
+			w.recv(1, 8, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			must(w.t, w.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			must(w.t, mr.Dereg())
+			w.await(1)
+		}, []check.Rule{check.RuleInFlightUnflushed}, false},
+		{"unmapped at the end", func(w *checkedWorld) {
+			mr := w.registerData(ib.AccessLocalWrite)
+			w.recv(1, 8, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
+			must(w.t, w.space.Remove(mr.Addr()))
+			must(w.t, w.qps[1].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			must(w.t, mr.Dereg())
+		}, []check.Rule{check.RuleUnmapped}, false},
+		{"key of another device file", func(w *checkedWorld) {
+			other := check.NewProgram(check.ProgramConfig{Group: w.g.checks.Group, PID: 5}, w.g)
+			mr := w.registerData(0)
+			const key = 0x12345
+			other.AddMR(mr).SetMemory(nil, nil, 0, key, key+1)
+			w.post(uapi.WRRDMAWrite, signaled, ib.SGE{Addr: mr.Addr(), Length: 8, LKey: key})
+			w.await(1)
+			other.Close()
+			w.post(uapi.WRRDMAWrite, signaled) // flushed
+			w.await(1)
+			must(w.t, mr.Dereg())
+		}, []check.Rule{check.RuleKeyDomain}, false},
+		{"ended remote key", func(w *checkedWorld) {
+			mr := w.registerData(0)
+			must(w.t, mr.Dereg())
+			w.post(uapi.WRRDMAWrite, signaled, ib.SGE{Addr: mr.Addr(), Length: 8, LKey: mr.RKey()})
+			w.await(1)
+		}, []check.Rule{check.RuleKeyKind}, false},
 		{"posts in ERR", func(w *checkedWorld) {
 			must(w.t, w.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			for range 20 {

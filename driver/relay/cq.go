@@ -192,6 +192,9 @@ func (c *cq) add(wc *ib.WC) {
 //verbena:held mu
 func (c *cq) deliver(wc *ib.WC) {
 	posted := *wc // with the internal ID
+	if c.checked != nil {
+		c.p.postEarlierReceives(wc)
+	}
 	if !c.p.finish(wc) || c.p.detached.Load() || c.lost {
 		return
 	}

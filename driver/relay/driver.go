@@ -498,6 +498,10 @@ func (d *driver) CreateAH(of ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.Driv
 
 // Destroy implements ib.DriverAH.
 func (a *ah) Destroy() error {
+	if c := a.p.checks; c != nil {
+		a.p.look()
+		c.EndingAH(a.num)
+	}
 	if err := a.DriverAH.Destroy(); err != nil {
 		return err
 	}

@@ -510,6 +510,10 @@ func (q *qp) refill() {
 	if !q.isUsable() || q.State() == ib.QPReset {
 		return
 	}
+	var sends uint64
+	if q.checked != nil {
+		sends = q.checked.SendCount()
+	}
 	for range q.rq.Capacity() {
 		found, ok := q.rq.Fetch(0, &q.recv)
 		if !ok {
@@ -517,6 +521,9 @@ func (q *qp) refill() {
 			return
 		}
 		if !found {
+			if q.checked != nil {
+				q.checked.NoReceives(sends)
+			}
 			return
 		}
 		r := request{id: q.recv.ID, slot: true}
@@ -631,7 +638,11 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	if q.checked != nil {
+		q.refill()
 		q.lookAtCQs()
+		if mask&ib.QPAttrState != 0 && (attr.State == ib.QPErr || attr.State == ib.QPReset) {
+			q.checked.CheckMapped()
+		}
 		q.checked.Modifying(attr, mask)
 	}
 	if err := q.DriverQP.Modify(attr, mask, nil); err != nil {
@@ -678,7 +689,9 @@ func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 // Destroy implements ib.DriverQP.
 func (q *qp) Destroy() error {
 	if q.checked != nil {
+		q.refill()
 		q.lookAtCQs()
+		q.checked.CheckMapped()
 	}
 	if err := q.DriverQP.Destroy(); err != nil {
 		return err

@@ -86,6 +86,10 @@ func (s *srq) post() {
 	if !s.made || s.queue == nil || s.p.detached.Load() {
 		return
 	}
+	var sends uint64
+	if s.checked != nil {
+		sends = s.checked.SendCount()
+	}
 	for range s.queue.Capacity() {
 		found, ok := s.queue.Fetch(0, &s.recv)
 		if !ok {
@@ -94,6 +98,9 @@ func (s *srq) post() {
 			return
 		}
 		if !found {
+			if s.checked != nil {
+				s.checked.NoReceives(sends)
+			}
 			return
 		}
 		r := request{id: s.recv.ID}
@@ -232,6 +239,10 @@ func (s *srq) current() queue.RecvQueue {
 
 // Destroy implements ib.DriverSRQ.
 func (s *srq) Destroy() error {
+	if s.checked != nil {
+		s.p.look()
+		s.checked.CheckMapped()
+	}
 	if err := s.DriverSRQ.Destroy(); err != nil {
 		return err
 	}

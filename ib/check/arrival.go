@@ -136,6 +136,12 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 	return a
 }
 
+// AwaitsReply reports whether a message of the peer should be delivered before the completion, for
+// RuleSourceAfterReply.
+func (a *Arrival) AwaitsReply() bool {
+	return len(a.sources) > 0 && a.w.o.k.program.cfg.Rules.Has(RuleSourceAfterReply)
+}
+
 // addFailedReceive adds a receive that has failed.
 func (a *Arrival) addFailedReceive(wc *ib.WC) {
 	from := a.w
@@ -265,15 +271,7 @@ func (p *Program) hasPeerWritten(r *trackedRequest, c *contents) bool {
 
 // isTarget reports whether an outstanding request of the program stores to a range.
 func (p *Program) isTarget(s memorySpan) bool {
-	var all []*workTracker
-	p.k.mu.Lock()
-	for o := range p.k.live {
-		if o.work != nil {
-			all = append(all, o.work)
-		}
-	}
-	p.k.mu.Unlock()
-	return slices.ContainsFunc(all, func(w *workTracker) bool {
+	return slices.ContainsFunc(p.k.trackers(), func(w *workTracker) bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return slices.ContainsFunc(slices.Concat(w.send, w.recv), func(r *trackedRequest) bool {

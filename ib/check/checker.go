@@ -167,6 +167,8 @@ type frame struct {
 	drop   func()    // inHold: ends the hold in the midlayer
 
 	userID *uint64 // the program's ID of the posted work request, or nil
+	ah     uint32  // number of the program's address handle, or 0
+	order  uint64  // number of the program's send
 
 	unregistered bool // inRegister: the clients have been removed from the device
 

@@ -24,7 +24,7 @@ func isSampled(n uint64) bool { return n < alwaysSeen || n%rarelySeen == 0 }
 // contents is a copy of an element of a program's work request.
 type contents struct {
 	of     *memoryRegion
-	index  int    // of the element in its list
+	index  int    // in the list of the request
 	addr   uint64 // in the region's addresses
 	n      uint64
 	at     uint64 // in the program's addresses
@@ -101,7 +101,8 @@ func (c *contents) difference() (d *ChangedMemory, unmapped bool) {
 			}
 		}
 	}
-	d = &ChangedMemory{region: c.of.memory.Addr(), Element: c.index, Addr: c.at, Length: c.n, Offset: uint64(first), Changed: changed}
+	d = &ChangedMemory{region: c.of.memory.Addr(), Element: c.index, Addr: c.at, Length: c.n, Offset: uint64(first),
+		Changed: changed}
 	end := min(first+shownBytes, len(now))
 	if c.n > maxCopied {
 		part := first / partLen

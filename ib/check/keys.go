@@ -9,8 +9,8 @@ import (
 	"verbena/ib"
 )
 
-// ProgramGroup is a set of programs whose reports may name the keys of one another, such as the device files of one
-// command. A nil group is empty.
+// ProgramGroup is a set of programs, such as the device files of one command. The report of a program may name keys
+// of the others. A nil group is empty.
 type ProgramGroup struct {
 	mu   sync.Mutex // a leaf
 	list []*Program
@@ -79,7 +79,7 @@ const (
 type UserMW struct {
 	p    *Program
 	mw   *ib.MW
-	keys []uint32 // of the allocation and of the posted binds
+	keys []uint32 // keys since the allocation
 	lifetime
 }
 
@@ -172,7 +172,7 @@ func (w *workTracker) checkKeys(r *trackedRequest, list []ib.SGE, right ib.Acces
 	}
 }
 
-// judgeKey returns the rule that an element violates, or 0. what is a predicate for the element.
+// judgeKey returns the rule that an element violates, or 0, and a predicate for the element.
 func (p *Program) judgeKey(key regionKey, s *ib.SGE, domain any, right ib.AccessFlags) (rule Rule, what string) {
 	if rule, what, known := p.judgeOwnKey(key, s, domain, right); known {
 		return rule, what

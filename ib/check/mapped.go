@@ -47,7 +47,7 @@ func (m *mappingWatch) start(p *Program) {
 }
 
 func (m *mappingWatch) examine(p *Program) {
-	outstanding := !p.isEnding() && p.checkMappings()
+	outstanding := !p.isEnding() && p.checkMappings(p.k.trackers())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed || !outstanding {
@@ -78,11 +78,11 @@ type mappedElement struct {
 	write bool
 }
 
-// checkMappings reports outstanding requests with unmapped memory. It returns false if no request is outstanding. It
-// waits for the memory of the program.
-func (p *Program) checkMappings() (outstanding bool) {
+// checkMappings reports outstanding requests of queues with unmapped memory. It returns false if no request is
+// outstanding. It waits for the memory of the program.
+func (p *Program) checkMappings(of []*workTracker) (outstanding bool) {
 	var list []mappedElement
-	for _, w := range p.trackers() {
+	for _, w := range of {
 		if w.isInErr() {
 			continue
 		}
@@ -115,16 +115,24 @@ func (p *Program) checkMappings() (outstanding bool) {
 	return outstanding
 }
 
-// trackers returns the queues of the program.
-func (p *Program) trackers() (all []*workTracker) {
-	p.k.mu.Lock()
-	defer p.k.mu.Unlock()
-	for o := range p.k.live {
+// trackers returns the queues with tracked work requests.
+func (k *checker) trackers() (all []*workTracker) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for o := range k.live {
 		if o.work != nil {
 			all = append(all, o.work)
 		}
 	}
 	return all
+}
+
+// CheckMapped reports outstanding requests of the queue with unmapped memory, when the program ends the queue. It waits
+// for the memory of the program.
+func (q *userQueue) CheckMapped() {
+	if q.p.cfg.Rules.Has(RuleUnmapped) && !q.p.isEnding() {
+		q.p.checkMappings([]*workTracker{q.o.work})
+	}
 }
 
 // mappedElements returns the elements of a request that lie in regions with pinned memory.

@@ -50,6 +50,7 @@ type Program struct {
 	copied atomic.Int64 // total size of the copies
 	stores storedImages
 	watch  mappingWatch
+	sends  watchedSends
 
 	mu    sync.Mutex // before the locks of queues
 	qps   map[uint32]*UserQP
@@ -174,12 +175,12 @@ func (m *UserMR) Ending(what string) {
 	}
 	m.o.endRegionComparisons()
 	x.waitForReads()
-	m.o.k.reportRegionInUse(m.o.dev, nil, what, func(r *trackedRequest) bool {
+	m.p.reportInUse(RuleInFlight, what, "region", func(r *trackedRequest) bool {
 		return slices.Contains(r.keys, x.user.lkey)
-	}, nil)
+	})
 	m.p.mu.Lock()
 	defer m.p.mu.Unlock()
-	x.user.endedBy, x.user.ended = what, time.Now()
+	x.user.lifetime = lifetime{what, time.Now()}
 	m.p.ended = append(m.p.ended, x.key)
 	if len(m.p.ended) > maxEndedKeys {
 		if old := m.p.keys[m.p.ended[0]]; old != nil && old.endedBy != "" {
@@ -411,6 +412,7 @@ type UserQP struct {
 	userQueue
 	destroyed atomic.Bool
 	refused   atomic.Int64 // calls of Refused since the last Sending
+	order     uint64       // number of the request of Fetched
 }
 
 // userQueue is a queue with work requests.
@@ -453,12 +455,15 @@ func (p *Program) AddQP(qp *ib.QP, init *ib.DriverQPInit, c ib.QPCap, send, recv
 	return q
 }
 
-// Sending records a request before its post. wr.ID identifies the completion, and id is the program's ID. After the
-// post, the caller calls the returned function with the number of accepted requests. Sending waits for the memory of
-// the program.
-func (q *UserQP) Sending(wr *ib.SendWR, id uint64) (posted func(n int)) {
+// Fetched records that the program has posted a request. Sending must follow. The caller serialises both.
+func (q *UserQP) Fetched() { q.order = q.p.sends.posts.Add(1) }
+
+// Sending records a request before its post. wr.ID identifies the completion, id is the program's ID, and ah the number
+// of the address handle, or 0. After the post, the caller calls the returned function with the number of accepted
+// requests. Sending waits for the memory of the program.
+func (q *UserQP) Sending(wr *ib.SendWR, id uint64, ah uint32) (posted func(n int)) {
 	q.refused.Store(0)
-	f := &frame{k: q.p.k, what: "ibv_post_send", userID: &id}
+	f := &frame{k: q.p.k, what: "ibv_post_send", userID: &id, ah: ah, order: q.order}
 	return q.o.work.recordSends(f, []ib.SendWR{*wr})
 }
 

@@ -127,7 +127,7 @@ func (w *workTracker) findOverlaps(posted []*trackedRequest) {
 			for _, queue := range [][]*trackedRequest{x.send, x.recv} {
 				n := min(len(queue), steps)
 				for _, old := range queue[:n] {
-					if !old.visible {
+					if !old.visible || inErr {
 						old.markOverlaps(posted, inErr, w.o.k.cfg.TargetReuse, x == w)
 					}
 				}
@@ -172,14 +172,18 @@ func (w *workTracker) reportOverlaps(posted []*trackedRequest) {
 		if w.mayHaveLostCompletions() {
 			return
 		}
-		if r.reused != nil && w.o.k.program != nil && r.info.Opcode == receiveOpcode {
-			w.suspectReuse(r) // the program may have polled the earlier completion
-		} else if r.reused != nil {
-			rule := RuleTargetReused
-			if r.reusedInErr {
-				rule = RuleTargetUnflushed
-			}
-			w.reportSharedMemory(rule, r, r.reused, sharedTarget)
+		switch {
+		case r.reused == nil:
+		case !r.reusedInErr:
+			w.reportSharedMemory(RuleTargetReused, r, r.reused, sharedTarget)
+		case w.o.k.program != nil:
+			w.suspectReuse(r) // the program may have polled the flushed completion
+		default:
+			w.reportSharedMemory(RuleTargetUnflushed, r, r.reused, sharedTarget)
+		}
+		if r.reusedSource != nil {
+			w.reportSharedMemory(RuleSourceReused, r, r.reusedSource, "a work request was posted with memory that an "+
+				"outstanding SEND or WRITE sends: the peer may get the data that the device stores")
 		}
 		if r.awaited != nil {
 			w.reportSharedMemory(RuleSourcePending, r, r.awaited, "a send was posted with memory that an outstanding READ or "+
@@ -188,8 +192,8 @@ func (w *workTracker) reportOverlaps(posted []*trackedRequest) {
 	}
 }
 
-// reuseSuspect is a program's receive with memory of a request that was outstanding when the program last looked at its
-// completion queue.
+// reuseSuspect is a program's request with memory of a request of a QP in ERR, which was outstanding when the program
+// last looked at its completion queue.
 type reuseSuspect struct {
 	w *workTracker
 	r *trackedRequest
@@ -206,7 +210,7 @@ func (w *workTracker) suspectReuse(r *trackedRequest) {
 	cq.suspects = append(cq.suspects, reuseSuspect{w, r})
 }
 
-// confirmReuse is called when all polls of a program before the call are known. It reports the receives that were
+// confirmReuse is called when all polls of a program before the call are known. It reports the requests that were
 // posted while the earlier request was outstanding.
 func (o *checkedObject) confirmReuse() {
 	o.deadMu.Lock()
@@ -215,16 +219,11 @@ func (o *checkedObject) confirmReuse() {
 	o.deadMu.Unlock()
 	for _, s := range list {
 		s.w.mu.Lock()
-		outstanding := !s.r.reused.finished && !s.r.reused.visible
+		outstanding := !s.r.reused.finished
 		s.w.mu.Unlock()
-		if !outstanding {
-			continue
+		if outstanding {
+			s.w.reportSharedMemory(RuleTargetUnflushed, s.r, s.r.reused, sharedTarget)
 		}
-		rule := RuleTargetReused
-		if s.r.reusedInErr {
-			rule = RuleTargetUnflushed
-		}
-		s.w.reportSharedMemory(rule, s.r, s.r.reused, sharedTarget)
 	}
 }
 

@@ -2,6 +2,7 @@ package check
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync"
 
 	"verbena/ib"
@@ -293,20 +294,7 @@ func (k *checker) deviceMayChange(s memorySpan) bool {
 	if may {
 		return true
 	}
-	var all []*workTracker
-	k.mu.Lock()
-	for o := range k.live {
-		if o.work != nil {
-			all = append(all, o.work)
-		}
-	}
-	k.mu.Unlock()
-	for _, w := range all {
-		if w.mayChangeSpan(s) {
-			return true
-		}
-	}
-	return false
+	return k.isTarget([]memorySpan{s})
 }
 
 // mayChangeSpan reports whether an outstanding request of the queue may change a range.
@@ -315,10 +303,8 @@ func (w *workTracker) mayChangeSpan(s memorySpan) bool {
 	defer w.mu.Unlock()
 	for _, q := range [][]*trackedRequest{w.send, w.recv} {
 		for _, r := range q {
-			for _, t := range r.targets {
-				if t.overlaps(s) {
-					return true
-				}
+			if !r.visible && slices.ContainsFunc(r.targets, s.overlaps) {
+				return true
 			}
 		}
 	}

@@ -123,6 +123,16 @@ const (
 	// RuleNoReceive is violated by a consumer that has posted no receive since RESET when a message arrives, in the first
 	// second after the Modify of an RC queue pair to RTR.
 	RuleNoReceive
+	// RuleSourceReused is violated by a request that changes memory of an outstanding SEND or RDMA WRITE of another queue.
+	RuleSourceReused
+	// RuleAHInFlight is violated by the destruction of an address handle while a datagram that uses it is outstanding.
+	RuleAHInFlight
+	// RuleInFlightUnsignaled is the equivalent of RuleInFlight and RuleAHInFlight for an unsignaled request without a
+	// later signaled one, if the program posts no more to the queue pair. The rule is off by default.
+	RuleInFlightUnsignaled
+	// RuleInFlightUnflushed is the equivalent of RuleInFlight for a request of a QP in ERR: the program has not polled its
+	// flush completion. The rule is off by default.
+	RuleInFlightUnflushed
 	numRules
 )
 
@@ -174,6 +184,10 @@ var ruleTexts = [numRules]struct {
 	RuleKeyRight:             {"key-right", 1},
 	RulePostsInErr:           {"posts-in-err", 1},
 	RuleNoReceive:            {"no-receive", 1},
+	RuleSourceReused:         {"source-reused", 1},
+	RuleAHInFlight:           {"ah-in-flight", 5},
+	RuleInFlightUnsignaled:   {"in-flight-unsignaled", 5},
+	RuleInFlightUnflushed:    {"in-flight-unflushed", 5},
 }
 
 // String returns the name of the rule, such as "callchain".

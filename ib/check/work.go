@@ -40,6 +40,13 @@ type trackedRequest struct {
 	// reused is an earlier request that was outstanding at the post, and may change memory of this request.
 	reused      *trackedRequest
 	reusedInErr bool // its queue pair was in ERR
+	// reusedSource is a program's earlier send that was outstanding at the post. This request changes its memory.
+	reusedSource *trackedRequest
+	watched      bool // a program's send in watchedSends, once it was accepted
+	// order is the number of a program's send among all sends. For a receive, it is the number of sends that the program
+	// has certainly posted earlier.
+	order uint64
+	ah    uint32 // number of the address handle of a program's datagram, or 0
 	// awaited is an earlier READ or atomic operation that was outstanding at the post, and fills memory of sent.
 	awaited *trackedRequest
 
@@ -77,12 +84,14 @@ type workTracker struct {
 	connected  bool              // the QP has reached RTR since RESET
 	last       bool              // the QP has reported EventQPLastWQEReached since RESET
 	ended      []uintptr         // stack of the QP's destruction
+	undecided  []Violation       // program: see undecide
 	users      int               // SRQ: number of connected queue pairs
 	unsure     bool              // SRQ: a QP was destroyed while its requests were outstanding
 	sqe        sqeWatch          // UD and UC
 	flushed    int               // receives posted in a row in ERR, in functions of completions
 
 	sentCount, recvCount atomic.Uint64 // numbers of posted requests
+	emptyAt              atomic.Uint64 // program: see userQueue.NoReceives
 	anyReceive           atomic.Bool   // a receive was posted since RESET
 	connectedAt          time.Time     // time of the Modify to RTR
 	messages             atomic.Uint64 // program: number of received messages
@@ -144,6 +153,7 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 		wr := &wrs[i]
 		r := &trackedRequest{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry,
 			fenced: wr.Flags&ib.SendFence != 0}
+		r.order, r.ah = f.order, f.ah
 		r.info = w.newInfo(&w.sentCount, wr.Opcode.String(), f.consumerID(wr.ID), wr.SGList)
 		w.checkSendKeys(r, wr)
 		w.recordRequestMemory(r, wr)
@@ -186,7 +196,7 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 			info:    w.newInfo(&w.recvCount, receiveOpcode, f.consumerID(wrs[i].ID), wrs[i].SGList),
 			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)}
 		if p := w.o.k.program; p != nil {
-			r.stores = p.writes.changeCount()
+			r.stores, r.order = p.writes.changeCount(), w.emptyAt.Load()
 		}
 		w.checkTargetKeys(r, wrs[i].SGList)
 		w.anyReceive.Store(true)
@@ -228,6 +238,12 @@ func describe(rs ...*trackedRequest) (list []Request) {
 // appendPostedRequests appends requests to a queue at the start of their post.
 func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*trackedRequest) {
 	w.findOverlaps(posted)
+	if p := w.o.k.program; p != nil && p.cfg.Rules.Has(RuleSourceReused) {
+		for _, r := range posted {
+			w.findReusedSource(r)
+			r.watched = len(r.contents) > 0 && !w.o.k.isTarget(r.sent)
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -249,6 +265,9 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 	w.reportOverlaps(posted[:max(0, min(n, len(posted)))])
 	if p := w.o.k.program; p != nil {
 		p.watch.start(p)
+		if queue == &w.send && n > 0 {
+			w.decide(false)
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -260,6 +279,9 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 		}
 		if i < n {
 			r.end = w.seq
+			if r.watched && !r.finished {
+				w.o.k.program.sends.add(w, r)
+			}
 		}
 	}
 	*queue = slices.DeleteFunc(*queue, func(r *trackedRequest) bool {
@@ -284,6 +306,7 @@ func (w *workTracker) finishRequest(r *trackedRequest) {
 	w.uncountRead(r)
 	r.finished = true
 	if p := w.o.k.program; p != nil {
+		p.sends.remove(r)
 		p.dropContents(r.contents)
 		r.contents = nil
 		p.dropImages(r)
@@ -537,6 +560,9 @@ func (w *workTracker) recordQPState(s ib.QPState) {
 	if w == nil {
 		return
 	}
+	if s == ib.QPReset || s == ib.QPErr {
+		w.decide(true)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch s {
@@ -579,6 +605,7 @@ func (w *workTracker) recordDestroyedQueue(at []uintptr) {
 	if w == nil {
 		return
 	}
+	w.decide(true)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range slices.Concat(w.send, w.recv) {

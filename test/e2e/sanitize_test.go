@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"verbena/ib/check"
 )
 
 // reportLine matches the first line of a report of the sanitizer.
@@ -29,27 +31,35 @@ func TestSanitize(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
-	for row := range strings.Lines(string(table)) {
-		name, rule, _ := strings.Cut(strings.TrimSpace(row), " ")
-		t.Run(name, func(t *testing.T) {
-			for form, want := range map[string][]string{"wrong": {rule}, "right": nil} {
-				c := w.verbenaCommand(w.contextWithTimeout(60), "run", "--sanitize=all,-source-after-reply", "--", program,
-					name, form)
-				out, err := c.CombinedOutput()
-				var got []string
-				for _, m := range reportLine.FindAllStringSubmatch(string(out), -1) {
-					got = append(got, m[1])
-				}
-				if slices.Sort(got); !slices.Equal(slices.Compact(got), want) {
-					t.Errorf("rules reported for the %s form: got %v, want %v; output:\n%s", form, got, want, out)
-				}
-				if code := exitCode(err); code != map[string]int{"wrong": 66, "right": 0}[form] {
-					t.Errorf("exit code of the %s form: got %d; output:\n%s", form, code, out)
-				}
-			}
-		})
-	}
+	t.Run("programs", func(t *testing.T) { // returns when all programs have ended
+		for row := range strings.Lines(string(table)) {
+			name, rule, _ := strings.Cut(strings.TrimSpace(row), " ")
+			t.Run(name, func(t *testing.T) { testMisuse(t, w, program, name, rule) })
+		}
+	})
 	w.awaitNoProgramObjects()
+}
+
+// testMisuse runs both forms of a program of the table. The forms run after each other, and other programs meanwhile.
+func testMisuse(t *testing.T, w *testService, program, name, rule string) {
+	t.Parallel()
+	checks := "--sanitize=all"
+	if rule != check.RuleSourceAfterReply.String() {
+		checks += ",-" + check.RuleSourceAfterReply.String()
+	}
+	for form, want := range map[string][]string{"wrong": {rule}, "right": nil} {
+		out, err := w.verbenaCommand(w.contextWithTimeout(60), "run", checks, "--", program, name, form).CombinedOutput()
+		var got []string
+		for _, m := range reportLine.FindAllStringSubmatch(string(out), -1) {
+			got = append(got, m[1])
+		}
+		if slices.Sort(got); !slices.Equal(slices.Compact(got), want) {
+			t.Errorf("rules reported for the %s form: got %v, want %v; output:\n%s", form, got, want, out)
+		}
+		if code := exitCode(err); code != map[string]int{"wrong": 66, "right": 0}[form] {
+			t.Errorf("exit code of the %s form: got %d; output:\n%s", form, code, out)
+		}
+	}
 }
 
 // TestSanitizeReportAndAbort tests the file of reports, and the end of the reported process. The launcher is confined

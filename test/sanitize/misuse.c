@@ -4,6 +4,7 @@
 //
 // The table at the end names the rule of the sanitizer (docs/sanitizer.md) that reports each misuse. Without arguments,
 // the program prints the table. The exit code is 0 for both forms.
+#define _GNU_SOURCE
 #include "../e2e/testdata/verbs.h"
 #include <malloc.h>
 #include <poll.h>
@@ -628,6 +629,503 @@ static void no_receive(void)
 	exit(0);
 }
 
+// The echo server posts the memory of its reply as a receive again, before the completion of the SEND.
+static void echo_posted_early(void)
+{
+	struct ibv_sge sge = {(uintptr_t)b.buf, LEN, b.mr->lkey};
+	struct ibv_send_wr reply = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+	post_recv(&a, a.buf + LEN, LEN);
+	CHECK(!ibv_post_send(b.qp, &reply, &bad));
+	if (right)
+		expect(&b);
+	post_recv(&b, b.buf, LEN);
+	if (!right)
+		expect(&b);
+	expect(&a);
+	CHECK(!post(request(IBV_WR_SEND, IBV_SEND_SIGNALED)));
+	expect(&a);
+	expect(&b);
+}
+
+// The target of a READ on a second queue pair is the source of an outstanding WRITE of the first.
+static void read_into_source(void)
+{
+	static struct side s;
+	if (!s.cq) {
+		s = a;
+		s.cq = ibv_create_cq(ctx, DEPTH, NULL, NULL, 0);
+		CHECK(s.cq);
+		s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+		connect_qp(s.qp, s.qp);
+	}
+	struct ibv_send_wr read = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED), *bad;
+	CHECK(!post(request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)));
+	if (right)
+		expect(&a);
+	CHECK(!ibv_post_send(s.qp, &read, &bad));
+	if (!right)
+		expect(&a);
+	expect(&s);
+}
+
+// The server destroys the handle of each reply at once.
+static void early_ah(void)
+{
+	static struct ibv_qp *qp;
+	if (!qp)
+		qp = datagram_qp();
+	struct ibv_ah *ah = datagram_ah();
+	CHECK(!post_datagram(qp, ah));
+	if (right)
+		expect(&a);
+	CHECK(!ibv_destroy_ah(ah));
+	if (!right)
+		expect(&a);
+}
+
+// element_key posts a WRITE whose second element has the key, with the expected result of the right form.
+static void element_key(uint32_t key)
+{
+	struct ibv_sge list[] = {{(uintptr_t)a.buf, 8, a.mr->lkey}, {(uintptr_t)a.buf + 8, 8, right ? a.mr->lkey : key}};
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+	wr.sg_list = list;
+	wr.num_sge = 2;
+	CHECK(!post(wr));
+	CHECK(right == (await(&a) == IBV_WC_SUCCESS));
+	if (!right)
+		exit(0);
+}
+
+// The key of a memory window is for the peer.
+static void window_key(void)
+{
+	static struct ibv_mw *mw;
+	static struct ibv_mr *mr;
+	if (!mw) {
+		CHECK(mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1));
+		CHECK(mr = ibv_reg_mr(pd, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND));
+		struct ibv_mw_bind bind = {.send_flags = IBV_SEND_SIGNALED, .bind_info = {.mr = mr, .addr = (uintptr_t)a.buf,
+			.length = LEN, .mw_access_flags = IBV_ACCESS_REMOTE_READ}};
+		CHECK(!ibv_bind_mw(a.qp, mw, &bind));
+		expect(&a);
+	}
+	element_key(mw->rkey);
+}
+
+static void ended_remote_key(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	uint32_t key = mr->rkey;
+	CHECK(!ibv_dereg_mr(mr));
+	element_key(key);
+}
+
+// The pool is registered in another device file of the process only.
+static void other_context(void)
+{
+	static struct ibv_mr *mr;
+	if (!mr) {
+		struct ibv_context *other = open_device();
+		struct ibv_pd *domain = ibv_alloc_pd(other);
+		CHECK(domain);
+		CHECK(mr = ibv_reg_mr(domain, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE));
+	}
+	element_key(mr->lkey);
+}
+
+// The key of a former registration, kept in a template of requests.
+static void template_key(void)
+{
+	static struct ibv_sge kept;
+	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	if (right || !kept.lkey)
+		kept = (struct ibv_sge){(uintptr_t)a.buf, 8, mr->lkey};
+	struct ibv_send_wr wr = request(IBV_WR_SEND, IBV_SEND_SIGNALED);
+	post_recv(&b, b.buf, LEN);
+	wr.sg_list = &kept;
+	CHECK(!post(wr));
+	if (await(&a) != IBV_WC_SUCCESS) {
+		CHECK(!right);
+		exit(0);
+	}
+	expect(&b);
+	CHECK(!ibv_dereg_mr(mr));
+}
+
+// receive posts a receive with an element that is wrong in the wrong form, and uses it.
+static void receive(struct ibv_sge sge)
+{
+	struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+	CHECK(!ibv_post_recv(b.qp, &wr, &bad));
+	CHECK(!post(request(IBV_WR_SEND, IBV_SEND_SIGNALED)));
+	CHECK(right == (await(&a) == IBV_WC_SUCCESS));
+	CHECK(right == (await(&b) == IBV_WC_SUCCESS));
+	if (!right)
+		exit(0);
+}
+
+// A receive of the ring, with the room for the route header of datagrams, exceeds the region.
+static void receive_beyond_region(void)
+{
+	receive((struct ibv_sge){(uintptr_t)b.buf + 3 * LEN, LEN + (right ? 0 : 40), b.mr->lkey});
+}
+
+static void receive_remote_key(void)
+{
+	receive((struct ibv_sge){(uintptr_t)b.buf, LEN, right ? b.mr->lkey : b.mr->rkey});
+}
+
+// Each connection has a domain of its own, and all use one pool.
+static void receive_other_domain(void)
+{
+	struct ibv_pd *other = right ? pd : ibv_alloc_pd(ctx);
+	CHECK(other);
+	struct ibv_mr *mr = ibv_reg_mr(other, b.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	receive((struct ibv_sge){(uintptr_t)b.buf, LEN, mr->lkey});
+	CHECK(!ibv_dereg_mr(mr));
+}
+
+// The receives use memory that was registered for sends.
+static void read_only_receive(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, b.buf, LEN, right ? IBV_ACCESS_LOCAL_WRITE : 0);
+	CHECK(mr);
+	receive((struct ibv_sge){(uintptr_t)b.buf, LEN, mr->lkey});
+	CHECK(!ibv_dereg_mr(mr));
+}
+
+// dereg_unsignaled ends the region of a WRITE that is not signaled. The wrong form then posts again, or does not.
+static void dereg_unsignaled(int posts_again)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, right ? IBV_SEND_SIGNALED : 0);
+	element.lkey = mr->lkey;
+	CHECK(!post(wr));
+	if (right)
+		expect(&a);
+	CHECK(!ibv_dereg_mr(mr));
+	if (right)
+		return;
+	if (posts_again) {
+		CHECK(!post(request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)));
+		await(&a);
+	}
+	CHECK(!ibv_destroy_qp(a.qp));
+	exit(0);
+}
+
+static void dereg_evicted(void) { dereg_unsignaled(1); }
+static void dereg_last_unsignaled(void) { dereg_unsignaled(0); }
+
+// The READ may still store data: only the WRITE before it was polled.
+static void dereg_read_target(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf + LEN, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_sge sge = {(uintptr_t)a.buf + LEN, LEN, mr->lkey};
+	struct ibv_send_wr write = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED), read = write;
+	read.opcode = IBV_WR_RDMA_READ;
+	read.sg_list = &sge;
+	write.next = &read;
+	CHECK(!post(write));
+	expect(&a);
+	if (right)
+		expect(&a);
+	CHECK(!ibv_dereg_mr(mr));
+	if (!right)
+		exit(0);
+}
+
+// disconnect moves a queue pair with receives to ERR, and polls their completions in the right form.
+static void disconnect(struct side *s, int receives)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+	CHECK(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE));
+	for (int i = 0; right && i < receives; i++)
+		CHECK(await(s) == IBV_WC_WR_FLUSH_ERR);
+}
+
+// spdk #3830, #3859 and nbs #6222: the memory of requests is freed before the flushed completions are polled.
+static void dereg_unflushed(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, b.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_sge sge = {(uintptr_t)b.buf, LEN, mr->lkey};
+	struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+	CHECK(!ibv_post_recv(b.qp, &wr, &bad));
+	disconnect(&b, 1);
+	CHECK(!ibv_dereg_mr(mr));
+	exit(0);
+}
+
+// After a reconnection, the pool is posted again before the flushed completions are polled.
+static void pool_posted_unflushed(void)
+{
+	struct side s = b;
+	s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+	to_init(s.qp);
+	post_recv(&b, b.buf, LEN);
+	disconnect(&b, 1);
+	post_recv(&s, b.buf, LEN);
+	to_rtr(s.qp, s.qp);
+	to_rts(s.qp);
+	exit(0);
+}
+
+// The teardown frees the pool of the receives before it destroys the queue pair.
+static void unmap_at_teardown(void)
+{
+	struct side s = b;
+	s.buf = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(s.buf != MAP_FAILED);
+	CHECK(s.mr = ibv_reg_mr(pd, s.buf, LEN, IBV_ACCESS_LOCAL_WRITE));
+	s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+	to_init(s.qp);
+	post_recv(&s, s.buf, LEN);
+	to_rtr(s.qp, s.qp);
+	to_rts(s.qp);
+	if (!right)
+		CHECK(!munmap(s.buf, LEN));
+	CHECK(!ibv_destroy_qp(s.qp));
+	CHECK(!ibv_dereg_mr(s.mr));
+	if (right)
+		CHECK(!munmap(s.buf, LEN));
+}
+
+// The memory of a receive grows, and moves.
+static void unmap_grown(void)
+{
+	unsigned char *buf = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(buf != MAP_FAILED);
+	CHECK(mmap(buf + sysconf(_SC_PAGESIZE), LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct side s = {.cq = b.cq, .mr = mr};
+	s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+	to_init(s.qp);
+	post_recv(&s, buf, LEN);
+	to_rtr(s.qp, s.qp);
+	if (right)
+		CHECK(!ibv_destroy_qp(s.qp));
+	if (right)
+		CHECK(!ibv_dereg_mr(mr));
+	buf = mremap(buf, LEN, 1 << 20, MREMAP_MAYMOVE);
+	CHECK(buf != MAP_FAILED);
+	if (right) {
+		CHECK(!munmap(buf, 1 << 20));
+		return;
+	}
+	CHECK(!ibv_destroy_qp(s.qp));
+	exit(0);
+}
+
+// Mooncake #3660: the registration outlives the memory.
+static void unmap_read_target(void)
+{
+	unsigned char *buf = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(buf != MAP_FAILED);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, LEN, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	if (!right)
+		CHECK(!munmap(buf, LEN));
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+	element = (struct ibv_sge){(uintptr_t)buf, LEN, mr->lkey};
+	CHECK(!post(wr));
+	CHECK(right == (await(&a) == IBV_WC_SUCCESS));
+	if (!right)
+		exit(0);
+	CHECK(!ibv_dereg_mr(mr));
+	CHECK(!munmap(buf, LEN));
+}
+
+// Mooncake #1567: the transfer is reported as done when it was posted, and the staging buffer is filled for the next one.
+static void staging_reused(void)
+{
+	memset(a.buf, right, 4 * LEN);
+	for (int i = 0; i < 4; i++) {
+		struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		element.length = LEN / 2;
+		a.buf[0] = i + 1;
+		CHECK(!post(wr));
+		if (right)
+			expect(&a);
+	}
+	for (int i = 0; !right && i < 4; i++)
+		expect(&a);
+}
+
+// A trailer is written after the post. Only the third element changes.
+static void trailer_filled(void)
+{
+	struct ibv_sge list[] = {{(uintptr_t)a.buf, 32, a.mr->lkey}, {(uintptr_t)a.buf + LEN, 64, a.mr->lkey},
+		{(uintptr_t)a.buf + 2 * LEN, 8, a.mr->lkey}};
+	struct ibv_send_wr wr = request(IBV_WR_SEND, IBV_SEND_SIGNALED);
+	post_recv(&b, b.buf, LEN);
+	wr.sg_list = list;
+	wr.num_sge = 3;
+	if (right)
+		a.buf[2 * LEN] += 1;
+	CHECK(!post(wr));
+	if (!right)
+		a.buf[2 * LEN] += 1;
+	expect(&a);
+	expect(&b);
+}
+
+static void datagram_refilled(void)
+{
+	static struct ibv_qp *qp;
+	static struct ibv_ah *ah;
+	if (!qp) {
+		qp = datagram_qp();
+		ah = datagram_ah();
+	}
+	CHECK(!post_datagram(qp, ah));
+	if (right)
+		expect(&a);
+	a.buf[0] += 1;
+	if (!right)
+		expect(&a);
+}
+
+// The unsignaled request is refilled after the reply of the peer.
+static void reply_as_proof(void)
+{
+	post_recv(&b, b.buf, LEN);
+	post_recv(&a, a.buf + LEN, LEN);
+	CHECK(!post(request(IBV_WR_SEND, 0)));
+	expect(&b);
+	struct ibv_sge sge = {(uintptr_t)b.buf + LEN, 8, b.mr->lkey};
+	struct ibv_send_wr reply = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+	CHECK(!ibv_post_send(b.qp, &reply, &bad));
+	expect(&b);
+	expect(&a);
+	if (!right)
+		a.buf[0] += 1;
+	struct ibv_send_wr write = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+	element.addr += 2 * LEN;
+	CHECK(!post(write));
+	expect(&a);
+	if (right)
+		a.buf[0] += 1;
+}
+
+// The result of a FETCH_ADD is taken and reset as soon as it is there.
+static void result_reset(void)
+{
+	volatile uint64_t *result = (void *)a.buf;
+	*(uint64_t *)b.buf = 5;
+	*result = ~0ull;
+	CHECK(!post(request(IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_SEND_SIGNALED)));
+	while (*result == ~0ull)
+		;
+	if (right)
+		expect(&a);
+	*result = ~0ull;
+	if (!right)
+		expect(&a);
+}
+
+// The result of a FETCH_ADD is sent in the same list.
+static void atomic_forwarded(void)
+{
+	struct ibv_send_wr write = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED | (right ? IBV_SEND_FENCE : 0));
+	write.wr.rdma.remote_addr += LEN;
+	struct ibv_send_wr add = request(IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_SEND_SIGNALED);
+	add.next = &write;
+	CHECK(!post(add));
+	expect(&a);
+	expect(&a);
+}
+
+// The stripes of two READs overlap.
+static void stripes_overlap(void)
+{
+	struct ibv_send_wr second = request(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+	struct ibv_sge list[] = {{(uintptr_t)a.buf, LEN, a.mr->lkey}, {(uintptr_t)a.buf + LEN - (right ? 0 : 8), LEN, a.mr->lkey}};
+	struct ibv_send_wr first = second;
+	first.sg_list = &list[0];
+	second.sg_list = &list[1];
+	first.next = &second;
+	CHECK(!post(first));
+	expect(&a);
+	expect(&a);
+}
+
+// TransferBench #239: the queue is sized for one connection, and used by two.
+static void cq_for_one_qp(void)
+{
+	struct side s = a;
+	CHECK(s.cq = ibv_create_cq(ctx, right ? 2 * DEPTH : DEPTH, NULL, NULL, 0));
+	for (int q = 0; q < 2; q++) {
+		s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+		to_init(s.qp);
+		for (int i = 0; i < DEPTH - 1; i++)
+			post_recv(&s, s.buf + (q * DEPTH + i) * 8, 8);
+		to_rtr(s.qp, s.qp);
+		to_rts(s.qp);
+	}
+	usleep(20000);
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED), *bad;
+	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	usleep(20000);
+	exit(0);
+}
+
+// ucx #1039 and beegfs #133: the loop waits for an event, although the poll before the arm has left completions.
+static void one_poll_for_two(void)
+{
+	struct ibv_wc wc[2];
+	for (int i = 0; i < 2; i++)
+		CHECK(!post(request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)));
+	usleep(20000);
+	CHECK(ibv_poll_cq(a.cq, 1, wc) == 1);
+	CHECK(!ibv_req_notify_cq(a.cq, 0));
+	if (right)
+		CHECK(ibv_poll_cq(a.cq, 1, wc) == 1);
+	struct pollfd p = {a.channel->fd, POLLIN};
+	poll(&p, 1, 2500);
+	exit(0);
+}
+
+// tensorpipe #416 and libfabric #7365: the failure of a completion is not looked at, and the loop goes on.
+static void failure_ignored(void)
+{
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+	wr.wr.rdma.rkey ^= 0x5500;
+	CHECK(!post(wr));
+	for (int i = 0; i < 20; i++) {
+		if (await(&a) != IBV_WC_SUCCESS && right)
+			exit(0);
+		CHECK(!post(request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)));
+	}
+	exit(0);
+}
+
+// torchcomms #3345 and Mooncake #1567: a server posts its receives when it has set up the session.
+static void receives_after_accept(void)
+{
+	struct side s = b;
+	s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+	to_init(s.qp);
+	if (right)
+		post_recv(&s, s.buf, LEN);
+	to_rtr(s.qp, s.qp);
+	to_rts(s.qp);
+	struct ibv_send_wr wr = request(IBV_WR_SEND, IBV_SEND_SIGNALED), *bad;
+	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	if (!right) {
+		usleep(2000);
+		post_recv(&s, s.buf, LEN);
+	}
+	await(&s);
+	exit(0);
+}
+
 static const struct {
 	const char *name, *rule;
 	void (*run)(void);
@@ -663,6 +1161,36 @@ static const struct {
 	{"posts-in-err", "posts-in-err", posts_in_err},
 	{"left-in-sqe", "left-in-sqe", left_in_sqe},
 	{"no-receive", "no-receive", no_receive},
+	{"staging-reused", "source-changed", staging_reused},
+	{"trailer-filled", "source-changed", trailer_filled},
+	{"datagram-refilled", "source-changed", datagram_refilled},
+	{"reply-as-proof", "source-after-reply", reply_as_proof},
+	{"result-reset", "target-written", result_reset},
+	{"echo-posted-early", "source-reused", echo_posted_early},
+	{"read-into-source", "source-reused", read_into_source},
+	{"stripes-overlap", "target-reused", stripes_overlap},
+	{"pool-posted-unflushed", "target-unflushed", pool_posted_unflushed},
+	{"atomic-forwarded", "source-pending", atomic_forwarded},
+	{"dereg-evicted", "in-flight", dereg_evicted},
+	{"dereg-read-target", "in-flight", dereg_read_target},
+	{"dereg-last-unsignaled", "in-flight-unsignaled", dereg_last_unsignaled},
+	{"dereg-unflushed", "in-flight-unflushed", dereg_unflushed},
+	{"unmap-at-teardown", "unmapped", unmap_at_teardown},
+	{"unmap-read-target", "unmapped", unmap_read_target},
+	{"window-key", "key-kind", window_key},
+	{"ended-remote-key", "key-kind", ended_remote_key},
+	{"template-key", "key-ended", template_key},
+	{"other-context", "key-domain", other_context},
+	{"receive-beyond-region", "key-range", receive_beyond_region},
+	{"read-only-receive", "key-right", read_only_receive},
+	{"receive-remote-key", "key-kind", receive_remote_key},
+	{"receive-other-domain", "key-domain", receive_other_domain},
+	{"unmap-grown", "unmapped", unmap_grown},
+	{"early-ah", "ah-in-flight", early_ah},
+	{"cq-for-one-qp", "cq-too-small", cq_for_one_qp},
+	{"one-poll-for-two", "arm-without-poll", one_poll_for_two},
+	{"failure-ignored", "posts-in-err", failure_ignored},
+	{"receives-after-accept", "no-receive", receives_after_accept},
 };
 
 int main(int argc, char **argv)
