@@ -13,6 +13,7 @@ type ID int
 
 // Limits holds the attributes of a device that affect results.
 type Limits struct {
+	Purges      bool // the destruction of a queue pair removes its completions
 	MaxMsgSize  uint64
 	MTU         int // MTU of the port, in bytes
 	GID         ib.GID

@@ -80,6 +80,10 @@ func (m *Model) DestroyQP(id ID) syscall.Errno {
 		}
 	}
 	for _, c := range m.Completions.CQs {
+		if m.Device.Purges {
+			c.Wants = slices.DeleteFunc(c.Wants, func(w ExpectedCompletion) bool { return w.QP == id })
+			continue
+		}
 		for i := range c.Wants {
 			if c.Wants[i].QP == id {
 				c.Wants[i].QP = 0

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 )
@@ -17,6 +18,7 @@ type DriverFeatures struct {
 	access     ib.AccessFlags // rights that regions can have; 0: unknown
 	groups4    bool           // multicast groups are IPv4 addresses
 	inline     uint32         // bytes of inline data that queue pairs can have, at most maxInlineCap
+	purges     bool           // the destruction of a queue pair removes its completions
 }
 
 // NewDriverFeatures returns an empty record.
@@ -52,7 +54,7 @@ func neededFeatures(c call) (list []string) {
 			list = []string{"addresses of no device"}
 		}
 	case modifyAH:
-		if c.unreachable {
+		if c.to.unreachable {
 			return []string{"addresses of no device"}
 		}
 	case createQP:
@@ -113,7 +115,7 @@ func (k *DriverFeatures) recordFeatures(c call, g *deviceResult) call {
 func (x *modelRunner) probeRegionRights() error {
 	k := x.Abilities
 	k.mu.Lock()
-	x.access, x.groups4, x.inline = k.access, k.groups4, k.inline
+	x.access, x.groups4, x.inline, x.m.Device.Purges = k.access, k.groups4, k.inline, k.purges
 	k.mu.Unlock()
 	if x.access != 0 {
 		return nil
@@ -144,8 +146,11 @@ func (x *modelRunner) probeRegionRights() error {
 	if err := errors.Join(x.probeIPv6Groups(pd), x.probeInlineCap(pd)); err != nil {
 		return err
 	}
+	if x.m.Device.Purges, err = PurgesCompletions(x.Device, x.Timeout); err != nil {
+		return err
+	}
 	k.mu.Lock()
-	k.access, k.groups4, k.inline = x.access, x.groups4, x.inline
+	k.access, k.groups4, k.inline, k.purges = x.access, x.groups4, x.inline, x.m.Device.Purges
 	k.mu.Unlock()
 	return pd.Dealloc()
 }
@@ -171,7 +176,7 @@ func (x *modelRunner) probeIPv6Groups(pd *ib.PD) error {
 }
 
 // maxInlineCap is the largest inline capacity that a queue pair is created with.
-const maxInlineCap = 64
+const maxInlineCap = 512
 
 // probeInlineCap determines how much inline data queue pairs can have. No attribute of a device has this limit.
 func (x *modelRunner) probeInlineCap(pd *ib.PD) error {
@@ -188,6 +193,51 @@ func (x *modelRunner) probeInlineCap(pd *ib.PD) error {
 		}
 	}
 	return cq.Destroy()
+}
+
+// PurgesCompletions reports whether the destruction of a queue pair removes its completions from the queue. Both is
+// allowed. (mlx5_ib_cq_clean)
+func PurgesCompletions(d *ib.Device, timeout time.Duration) (purges bool, err error) {
+	flushed := make(chan bool, 1)
+	pd, err := d.AllocPD()
+	if err != nil {
+		return false, err
+	}
+	cq, err := d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
+		select {
+		case flushed <- true:
+		default:
+		}
+	}})
+	if err != nil {
+		return false, errors.Join(err, pd.Dealloc())
+	}
+	qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{
+		MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
+	}})
+	if err != nil {
+		return false, errors.Join(err, cq.Destroy(), pd.Dealloc())
+	}
+	err = qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, transitionMasks(ib.QPTypeRC, ib.QPInit))
+	if err == nil {
+		_, err = qp.PostRecv(ib.RecvWR{ID: 1})
+	}
+	if err == nil {
+		_, err = cq.ReqNotify(ib.NotifyNextComp)
+	}
+	if err == nil {
+		err = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
+	}
+	present := false
+	if err == nil {
+		select {
+		case present = <-flushed:
+		case <-time.After(timeout):
+		}
+	}
+	err = errors.Join(err, qp.Destroy())
+	n, polled := cq.Poll(make([]ib.WC, 1))
+	return present && n == 0, errors.Join(err, polled, cq.Destroy(), pd.Dealloc())
 }
 
 // filterSupported returns the operations and types that the driver is not known to lack.

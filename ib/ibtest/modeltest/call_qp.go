@@ -317,20 +317,20 @@ func (c createAH) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 
 // modifyAH changes an address handle.
 type modifyAH struct {
-	ah          model.ID
-	unreachable bool
+	ah model.ID
+	to createAH // the new address
 }
 
 func (c modifyAH) String() string {
-	return sprintf("ah%d.Modify(of no device %v)", c.ah, c.unreachable)
+	return sprintf("ah%d.Modify(of no device %v, group %d)", c.ah, c.to.unreachable, c.to.group)
 }
 func (c modifyAH) usedIDs() []model.ID { return []model.ID{c.ah} }
 
 func (c modifyAH) runOnDevice(x *modelRunner) deviceResult {
-	a := x.newAddressAttr(c.unreachable, 64)
+	a := c.to.addressAttr(x)
 	return deviceResult{err: x.objs[c.ah].ah.Modify(&a)}
 }
 
 func (c modifyAH) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErrnos(m.ModifyAH(c.ah, x.newAddressAttr(c.unreachable, 64)))
+	return wantErrnos(m.ModifyAH(c.ah, c.to.addressAttr(x)))
 }

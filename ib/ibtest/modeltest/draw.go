@@ -19,7 +19,8 @@ type callDrawer struct {
 	memory   *memoryDrawer
 	requests *requestDrawer
 	qpCalls  *qpCallDrawer
-	resets   int // resets of the runner so far
+	resets   int    // resets of the runner so far
+	settings []call // recent calls that set values
 }
 
 // randomSource is a source of random values, of which some are invalid.
@@ -257,7 +258,7 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 				MaxSendWR: uint32(1 + d.drawLogUniform(uint64(most-1))), MaxRecvWR: uint32(1 + d.drawLogUniform(uint64(most-1))),
 				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
 				MaxRecvSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxRecvSGE))),
-				MaxInlineData: min(uint32(d.IntN(3)*32), d.x.inline),
+				MaxInlineData: d.drawInlineCap(),
 			},
 		}
 		if a == b {
@@ -269,6 +270,14 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 		d.calls.add(c)
 	}
 	d.qpCalls.planConnect(kind, kind, a, b)
+}
+
+// drawInlineCap draws the inline capacity of a queue pair. Large inline data occupy several units of a driver's ring.
+func (d *callDrawer) drawInlineCap() uint32 {
+	if d.oneInN(2) {
+		return uint32(d.drawLogUniform(uint64(d.x.inline)))
+	}
+	return min(uint32(d.IntN(3)*32), d.x.inline)
 }
 
 // planXRC plans XRC domains with shared receive queues, and a connected initiator and target.
@@ -293,7 +302,8 @@ func (d *callDrawer) planXRC(pds, cqs []model.ID) {
 		d.calls.add(createQP{
 			id: a, pd: pd, send: pickOne(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.oneInN(4) || !d.x.Virtual,
 			cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))),
-				MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
+				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
+				MaxInlineData: d.drawInlineCap()},
 		})
 		d.calls.add(createQP{id: b, pd: pickOne(d, pds), kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[i%len(domains)]})
 		d.qpCalls.planConnect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
@@ -308,7 +318,7 @@ func (x *modelRunner) runMTU() ib.MTU {
 // nextCall returns the next call that can be made.
 func (d *callDrawer) nextCall() call {
 	if d.resets != d.x.resets {
-		d.resets, d.calls.todo = d.x.resets, nil
+		d.resets, d.calls.todo, d.settings = d.x.resets, nil, nil
 		d.planCreation()
 	}
 	d.memory.recordKeys()
@@ -324,14 +334,35 @@ func (d *callDrawer) nextCall() call {
 			c = m
 		}
 		if c != nil && d.x.isPossible(c) {
+			d.recordSetting(c)
 			return c
 		}
 	}
 	return nil
 }
 
+// recordSetting records a call that sets values. A driver must execute such a call even if it has set these values
+// before: a limit may have been reached, and a notification delivered, since then.
+func (d *callDrawer) recordSetting(c call) {
+	switch c := c.(type) {
+	case modifySRQ, moderateCQ, resizeCQ, modifyAH:
+	case modifyQP:
+		if q := d.x.m.Queues.QPs[c.qp]; q == nil || c.attr.State != q.State {
+			return
+		}
+	default:
+		return
+	}
+	if d.settings = append(d.settings, c); len(d.settings) > 6 {
+		d.settings = d.settings[1:]
+	}
+}
+
 // drawCall draws a call.
 func (d *callDrawer) drawCall() call {
+	if len(d.settings) > 0 && d.oneInN(25) {
+		return pickOne(d, d.settings)
+	}
 	if list := d.destroyableIDs(); d.x.m.Device.Dead && len(list) > 0 && d.oneInN(3) {
 		return destroyObject{pickOne(d, list)}
 	}

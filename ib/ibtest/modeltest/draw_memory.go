@@ -267,7 +267,7 @@ func (d *memoryDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, nee
 	}
 	wrong := d.shouldBeInvalid()
 	windows := filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool {
-		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneInN(8)) &&
+		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneInN(3)) &&
 			w.Access&need == need
 	})
 	length := uint64(0)

@@ -179,6 +179,9 @@ func (d *callDrawer) drawCreateObject() call {
 		if d.oneInN(3) {
 			c.group, c.unreachable = 1+d.IntN(numGroups), false
 		}
+		if ah := pickOne(d, filterIDs(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead })); ah != 0 && d.oneInN(2) {
+			return modifyAH{ah, c}
+		}
 		return c
 	case 6:
 		cqs := filterIDs(d.x.m.Completions.CQs, acceptAnyObject)

@@ -239,7 +239,9 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 			}
 		}
 	}
-	d.drawLocalData(q, s, n)
+	if d.drawLocalData(q, s, n); d.oneInN(3) {
+		d.useFetchedData(s, before, n)
+	}
 	if compare := d.currentTargetWord(p, s); compare != nil && !d.oneInN(5) {
 		if s.add = *compare; d.oneInN(3) {
 			s.add ^= 1 << d.IntN(64)
@@ -299,6 +301,26 @@ func (d *requestDrawer) drawableElements(q *model.QP, s *sendRequest) int {
 		n = min(n, d.x.m.Device.RDMASGE)
 	}
 	return n
+}
+
+// useFetchedData makes the source of a request the destination of an earlier READ or atomic operation of the same list.
+// The request has a fence.
+func (d *requestDrawer) useFetchedData(s *sendRequest, before []sendRequest, n uint64) {
+	if len(s.list) == 0 || s.op == ib.WRRDMARead || neededRights[s.op] == ib.AccessRemoteAtomic {
+		return
+	}
+	var fetched []sgElement
+	for _, b := range before {
+		if b.op == ib.WRRDMARead || neededRights[b.op] == ib.AccessRemoteAtomic {
+			fetched = append(fetched, b.list...)
+		}
+	}
+	if len(fetched) == 0 {
+		return
+	}
+	e := pickOne(d, fetched)
+	e.len = uint32(min(uint64(e.len), n))
+	s.list, s.flags = []sgElement{e}, s.flags|ib.SendFence
 }
 
 // drawOverlongRequest draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
@@ -442,10 +464,29 @@ func (d *requestDrawer) planRebind(q *model.QP, first *bindArgs) {
 	if p == nil || b.len == 0 {
 		return
 	}
-	for _, op := range []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead} {
+	start := uint64(0) // the address of the window
+	if b.access&ib.AccessZeroBased == 0 {
+		start = d.x.m.Keys.Regions[b.mr].IOVA + b.off
+	}
+	// access draws a request of on to the window.
+	access := func(on *model.QP, op ib.WROpcode) {
 		n := min(b.len, 1+d.Uint64N(64))
-		post(p, sendRequest{op: op, to: remoteTarget{key: b.mw, off: d.Uint64N(b.len - n + 1)},
-			list: d.memory.drawSGL(p.PD, n, int(p.Cap.MaxSendSGE), ib.AccessLocalWrite)})
+		s := sendRequest{op: op, add: d.Uint64(), swap: d.Uint64(), to: remoteTarget{key: b.mw}}
+		if s.to.off = d.Uint64N(b.len - n + 1); neededRights[op] == ib.AccessRemoteAtomic {
+			n, s.to.off = 8, -start%8+s.to.off&^7
+		}
+		s.list = d.memory.drawSGL(on.PD, n, int(on.Cap.MaxSendSGE), ib.AccessLocalWrite)
+		post(on, s)
+	}
+	ops := []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead}
+	if p.Type == ib.QPTypeRC && d.x.m.Device.Atomics {
+		ops = append(ops, ib.WRAtomicFetchAdd, ib.WRAtomicCmpAndSwp)
+	}
+	for range 2 {
+		access(p, pickOne(d, ops))
+	}
+	if p != q && d.oneInN(2) { // the window is not bound to the peer
+		access(q, pickOne(d, ops))
 	}
 }
 

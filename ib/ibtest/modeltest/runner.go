@@ -132,6 +132,7 @@ func (x *modelRunner) deviceLimits() model.Limits {
 		InitReads:   x.attr.MaxQPInitRdAtom,
 		RDMASGE:     max(1, x.attr.MaxSGERd),
 		Reads:       x.attr.MaxQPRdAtom,
+		Purges:      x.m != nil && x.m.Device.Purges,
 	}
 }
 
