@@ -152,6 +152,6 @@ var keyDefects = []driverDefect{
 				return nil
 			}
 		},
-		by: "Errors/RefusedLeavesNothing", says: "no RC queue pair can be made after",
+		by: "Errors/RefusedLeavesNothing", says: "create RC QP, after",
 	},
 }

@@ -58,7 +58,7 @@ func testCQOverrun(e *testEnv) {
 	}})
 	e.must("create cq", err)
 	destroyAtEnd(e, cq, cq.Destroy)
-	pd, room := e.newPD(), e.cqCapacity(cq)
+	pd, room := e.newPD(), e.cqCapacity(4)
 	buf := e.newBuffer(pd, 8, allAccess)
 	var qps [2]*ib.QP
 	for i := range qps {
@@ -105,12 +105,12 @@ func testCQOverrun(e *testEnv) {
 	}
 }
 
-// cqCapacity returns the number of completions that a queue like cq holds. A device may hold more completions than it
-// reports.
-func (e *testEnv) cqCapacity(cq *ib.CQ) int {
+// cqCapacity returns the number of completions that a queue created with a number of entries holds. A device may hold
+// more completions than it reports.
+func (e *testEnv) cqCapacity(entries int) int {
 	e.Helper()
 	var lost atomic.Bool
-	like, err := e.dev.CreateCQ(ib.CQInit{Entries: cq.Entries(), Event: func(*ib.CQ, ib.EventType) { lost.Store(true) }})
+	like, err := e.dev.CreateCQ(ib.CQInit{Entries: entries, Event: func(*ib.CQ, ib.EventType) { lost.Store(true) }})
 	e.must("create cq", err)
 	destroyAtEnd(e, like, like.Destroy)
 	flushed := min(2*like.Entries()+2, e.limits.MaxQPWR)

@@ -29,10 +29,32 @@ var disassociateChecks = []ruleTest{
 		},
 	},
 	{
+		name: "Disassociate/WaitingPeer",
+		rule: "a sender that waits for a receive, or for its peer to leave INIT, does not wait for a peer that is cut off",
+		test: testPeerOfDisassociated,
+	},
+	{
 		name: "Disassociate/Harmless",
 		rule: "when Disassociate has returned, the queues that are shared with the process have no effect, whatever it writes there",
 		test: testNoEffectAfterDisassociate,
 	},
+}
+
+// testPeerOfDisassociated connects a queue pair of another consumer with a queue pair of the context.
+func testPeerOfDisassociated(e *testEnv) {
+	pd := e.newPD()
+	defer e.connector.useShortestTimeout()()
+	for _, init := range []bool{false, true} {
+		hook, c, newPair := newUserPairFunc(e)
+		user := newPair()
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		e.connector.resetQPs(p.qps[0])
+		p.qps[1], p.cqs[1], p.buf[1] = user.qps[1], user.cqs[1], user.buf[1]
+		for i := range p.qps {
+			e.connector.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		}
+		p.checkWaitingRequestsFail(init, "is cut off with its context", func(*pair) { e.disassociate(hook, c) })
+	}
 }
 
 // testUserContext is the user context of a test.

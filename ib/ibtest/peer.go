@@ -351,26 +351,34 @@ func testPeerLeavesWhileRequestWaits(e *testEnv) {
 			}},
 		} {
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-			what := fmt.Sprintf("a sender that waits for a receive of a peer that %s", c.how)
-			if init {
-				e.connector.resetQPs(p.qps[:]...)
-				e.connector.moveQPUpTo(p.qps[1], 0, ib.QPInit)
-				e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
-				what = fmt.Sprintf("a sender to a peer that is in INIT, and %s", c.how)
-			}
-			fillPattern(p.buf[0].b[:64], 1)
-			clear(p.buf[1].b)
-			p.postTwoRequests(ib.WRSend, p)
-			e.awaitDueCallbacks()
-			c.end(p)
-			p.waitRequestsFailed(what)
-			if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
-				e.Fatalf("%s: its receive has completed", what)
-			}
-			if !isAllZero(p.buf[1].b) {
-				e.Fatalf("%s: the memory was changed", what)
-			}
+			p.checkWaitingRequestsFail(init, c.how, c.end)
 		}
+	}
+}
+
+// checkWaitingRequestsFail posts requests that wait for a receive, or for the peer to leave INIT, and checks that they
+// fail when end has been called.
+func (p *pair) checkWaitingRequestsFail(init bool, how string, end func(p *pair)) {
+	e := p.e
+	e.Helper()
+	what := fmt.Sprintf("a sender that waits for a receive of a peer that %s", how)
+	if init {
+		e.connector.resetQPs(p.qps[:]...)
+		e.connector.moveQPUpTo(p.qps[1], 0, ib.QPInit)
+		e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+		what = fmt.Sprintf("a sender to a peer that is in INIT, and %s", how)
+	}
+	fillPattern(p.buf[0].b[:64], 1)
+	clear(p.buf[1].b)
+	p.postTwoRequests(ib.WRSend, p)
+	e.awaitDueCallbacks()
+	end(p)
+	p.waitRequestsFailed(what)
+	if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
+		e.Fatalf("%s: its receive has completed", what)
+	}
+	if !isAllZero(p.buf[1].b) {
+		e.Fatalf("%s: the memory was changed", what)
 	}
 }
 
@@ -393,7 +401,7 @@ func checkOverrunSendOrRecvCQ(e *testEnv, pd *ib.PD, kind ib.QPType, send bool) 
 	small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
 	e.must("create cq", err)
 	destroyAtEnd(e, small, small.Destroy)
-	room := e.cqCapacity(small)
+	room := e.cqCapacity(4)
 	// Side 0 has the small queue, for its sends or for its receives.
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
@@ -465,7 +473,7 @@ func testOverrunInSQE(e *testEnv) {
 	e.allowViolation(check.RuleCQTooSmall)
 	pd, recvs := e.newPD(), e.newCQ(16, nil)
 	small, buf := e.newCQ(4, nil), e.newBuffer(pd, 64, allAccess)
-	room := e.cqCapacity(small)
+	room := e.cqCapacity(4)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
 		Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
 	e.connector.moveQPUpTo(qp, 0, ib.QPRTS)

@@ -27,19 +27,19 @@ var rejectedCallChecks = []ruleTest{
 	},
 }
 
-// rejectedCall is a call that a driver rejects, possibly only beyond its limits.
-type rejectedCall struct {
+// creationCall is a call that may create an object.
+type creationCall struct {
 	what string
 	call func() (destroy func() error, err error)
 }
 
 // rejectedCreations returns calls that reach the driver and have exactly one fault.
-func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
+func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []creationCall) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	qp := func(what string, kind ib.QPType, change func(c *ib.QPInitAttr)) {
-		all = append(all, rejectedCall{"create QP, " + what, func() (func() error, error) {
+		all = append(all, creationCall{"create QP, " + what, func() (func() error, error) {
 			init := ib.QPInitAttr{
 				SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 			}
@@ -63,7 +63,7 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 		qp(t+" with too many bytes inline", kind, func(i *ib.QPInitAttr) { i.Cap.MaxInlineData = 1 << 30 })
 	}
 	qp("of no known type", ib.QPType(200), func(*ib.QPInitAttr) {})
-	all = append(all, rejectedCall{"create CQ of too many entries", func() (func() error, error) {
+	all = append(all, creationCall{"create CQ of too many entries", func() (func() error, error) {
 		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
 		if err != nil {
 			return nil, err
@@ -72,7 +72,7 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	}})
 	for _, attr := range []ib.SRQAttr{{MaxWR: uint32(a.MaxSRQWR) + 1, MaxSGE: 1},
 		{MaxWR: 1, MaxSGE: uint32(a.MaxSRQSGE) + 1}} {
-		all = append(all, rejectedCall{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE),
+		all = append(all, creationCall{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE),
 			func() (func() error, error) {
 				srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: attr})
 				if err != nil {
@@ -83,7 +83,7 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	}
 	_, addr := e.newMemory(64)
 	for _, access := range rejectedAccessFlags(e, pd) {
-		all = append(all, rejectedCall{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
+		all = append(all, creationCall{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
 			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
 			if err != nil {
 				return nil, err
@@ -94,7 +94,7 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	bad := []ib.AHAttr{e.connector.ownAddress(), e.connector.ownAddress()}
 	bad[0].Port, bad[1].GRH.SGIDIndex = uint8(a.PhysPorts)+1, 255
 	for _, at := range bad {
-		all = append(all, rejectedCall{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex),
+		all = append(all, creationCall{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex),
 			func() (func() error, error) {
 				ah, err := pd.CreateAH(&at)
 				if err != nil {
@@ -107,10 +107,10 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 }
 
 // rejectedObjectCalls returns calls on existing objects.
-func rejectedObjectCalls(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
+func rejectedObjectCalls(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []creationCall) {
 	e.Helper()
 	add := func(what string, call func() error) {
-		all = append(all, rejectedCall{what, func() (func() error, error) { return func() error { return nil }, call() }})
+		all = append(all, creationCall{what, func() (func() error, error) { return func() error { return nil }, call() }})
 	}
 	sgl := e.newBuffer(pd, 64, ib.AccessLocalWrite).newSGL(0, 8)
 	for _, kind := range queuePairTypes {
@@ -173,6 +173,42 @@ func rejectedAccessFlags(e *testEnv, pd *ib.PD) (refused []ib.AccessFlags) {
 	return refused
 }
 
+// validCreations returns calls that create one object of each kind.
+func validCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []creationCall) {
+	e.Helper()
+	add := func(what string, call func() (interface{ Destroy() error }, error)) {
+		all = append(all, creationCall{what, func() (func() error, error) {
+			o, err := call()
+			if err != nil {
+				return nil, err
+			}
+			return o.Destroy, nil
+		}})
+	}
+	for _, kind := range append(queuePairTypes, ib.QPTypeSRD) {
+		add(fmt.Sprintf("create %v QP", kind), func() (interface{ Destroy() error }, error) {
+			return pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind,
+				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+		})
+	}
+	add("create AH", func() (interface{ Destroy() error }, error) {
+		at := e.connector.ownAddress()
+		return pd.CreateAH(&at)
+	})
+	add("create SRQ", func() (interface{ Destroy() error }, error) {
+		return pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
+	})
+	add("create CQ", func() (interface{ Destroy() error }, error) { return e.dev.CreateCQ(ib.CQInit{Entries: 1}) })
+	_, addr := e.newMemory(64)
+	return append(all, creationCall{"register memory", func() (func() error, error) {
+		mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite})
+		if err != nil {
+			return nil, err
+		}
+		return mr.Dereg, nil
+	}})
+}
+
 const (
 	// quick is the time for which a rejected call is repeated in a round, beyond the number that the device's limits
 	// require.
@@ -197,7 +233,14 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 		}
 	}
 	pd, cq := e.newPD(), e.newCQ(8, nil)
-	var refused []rejectedCall
+	var possible []creationCall
+	for _, c := range validCreations(e, pd, cq) {
+		if destroy, err := c.call(); err == nil {
+			e.must("destroy it", destroy())
+			possible = append(possible, c)
+		}
+	}
+	var refused []creationCall
 	for _, r := range rejectedCreations(e, pd, cq) {
 		if destroy, err := r.call(); err != nil {
 			refused = append(refused, r)
@@ -208,7 +251,7 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 	}
 	objects := e.dev.Objects()
 	// ask returns the number of repetitions of each call.
-	ask := func(refused []rejectedCall) (least int) {
+	ask := func(refused []creationCall) (least int) {
 		e.Helper()
 		least = 10_000
 		for _, r := range refused {
@@ -241,7 +284,7 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 	}
 	// grows returns the counts that rise by about one for each call, in each round. Other activity also creates
 	// objects, but does not keep them.
-	grows := func(rounds int, refused ...rejectedCall) (grow []bool) {
+	grows := func(rounds int, refused ...creationCall) (grow []bool) {
 		e.Helper()
 		least := counts()
 		for range 5 {
@@ -274,10 +317,12 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 	if now := e.dev.Objects(); now != objects {
 		e.Errorf("objects of the device: %v, and %v before all was refused", now, objects)
 	}
-	for _, kind := range queuePairTypes {
-		if e.newQPOfType(kind, pd, cq) == nil && kind == ib.QPTypeRC {
-			e.Errorf("no %v queue pair can be made after %d that were refused", kind, times)
+	for _, c := range possible {
+		destroy, err := c.call()
+		if err != nil {
+			e.Fatalf("%s, after %d refused calls of each kind: %v", c.what, times, err)
 		}
+		e.must("destroy it", destroy())
 	}
 	e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchangeMessage(0, 1, 8)
 }

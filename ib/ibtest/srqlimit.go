@@ -2,6 +2,8 @@ package ibtest
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"verbena/ib"
@@ -14,6 +16,11 @@ var srqLimitChecks = []ruleTest{
 		name: "SRQ/LimitBelow",
 		rule: "a limit that is armed when fewer receives are there raises its event, once: at once, or with the next receive that is taken",
 		test: testSRQLimitBelowCount,
+	},
+	{
+		name: "SRQ/LimitUnderTraffic",
+		rule: "a limit that is armed while messages take receives raises its event once, when fewer receives are there",
+		test: testSRQLimitUnderTraffic, plain: true,
 	},
 }
 
@@ -55,5 +62,59 @@ func testSRQLimitBelowCount(e *testEnv) {
 		if a.Limit != 0 {
 			e.Errorf("%s: Query shows limit %d when it has been reached, want 0", what, a.Limit)
 		}
+	}
+}
+
+// testSRQLimitUnderTraffic arms the limit on one thread while another thread takes receives, in each round once. The
+// queue is empty at the end of a round.
+func testSRQLimitUnderTraffic(e *testEnv) {
+	const there = 8
+	pd := e.newPD()
+	var events atomic.Int32
+	srq := e.newSRQ(pd, ib.SRQInitAttr{
+		Attr: ib.SRQAttr{MaxWR: there, MaxSGE: 1},
+		Event: func(_ *ib.SRQ, ev ib.EventType) {
+			if ev == ib.EventSRQLimitReached {
+				events.Add(1)
+			}
+		},
+	})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	take := func(n int) {
+		e.Helper()
+		for range n {
+			p.postSend(0, 1, 8)
+		}
+		for range n {
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 0, ib.WCSuccess)
+		}
+	}
+	rounds := 50 * e.cfg.load
+	for round := range rounds {
+		for range there {
+			e.mustPostSRQ(srq, ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)})
+		}
+		limit := there - round%4
+		var begun atomic.Bool
+		var wg sync.WaitGroup
+		var err error
+		wg.Go(func() {
+			for !begun.Load() {
+				runtime.Gosched()
+			}
+			err = srq.Modify(ib.SRQAttr{Limit: uint32(limit)}, ib.SRQAttrLimit)
+		})
+		begun.Store(true)
+		take(there / 2)
+		wg.Wait()
+		e.must("arm the limit", err)
+		take(there - there/2)
+		what := fmt.Sprintf("round %d: limit %d, armed while %d of %d receives are taken", round, limit, there/2, there)
+		e.eventually(what+": the event", func() bool { return int(events.Load()) > round })
+	}
+	e.awaitDueCallbacks()
+	if n := int(events.Load()); n != rounds {
+		e.Fatalf("a limit that is armed while receives are taken: got %d events, want %d", n, rounds)
 	}
 }
