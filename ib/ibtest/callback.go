@@ -324,7 +324,9 @@ func testSolicitedOnly(e *testEnv) {
 	p.exchangeMessage(0, 1, 8)
 	expect("a completion that was not solicited", 0)
 	p.postRecv(1, 2, 0, 8)
-	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].newSGL(0, 8)})
+	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited | ib.SendSignaled,
+		SGList: p.buf[0].newSGL(0, 8)})
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess)
 	expect("a solicited completion", 1)
 	arm(ib.NotifySolicited)

@@ -225,17 +225,25 @@ func (e *testEnv) newBufferUsing(register func(ib.MRInit) (*ib.MR, error), n int
 	access ib.AccessFlags) *registeredBuffer {
 	e.Helper()
 	b, addr := e.newMemory(n)
+	mr := e.registerSupported(register, ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), IOVA: addr, Access: access})
+	return &registeredBuffer{b, addr, mr}
+}
+
+// registerSupported registers memory with those of the rights that the driver supports.
+func (e *testEnv) registerSupported(register func(ib.MRInit) (*ib.MR, error), init ib.MRInit) *ib.MR {
+	e.Helper()
 	var mr *ib.MR
 	var err error
-	for _, without := range []ib.AccessFlags{0, ib.AccessMWBind | ib.AccessRemoteAtomic, ^ib.AccessLocalWrite} {
-		mr, err = register(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), IOVA: addr, Access: access &^ without})
-		if !errors.Is(err, syscall.EOPNOTSUPP) {
+	access := init.Access
+	for _, without := range []ib.AccessFlags{0, ib.AccessMWBind | ib.AccessRemoteAtomic,
+		^(ib.AccessLocalWrite | ib.AccessRemoteRead), ^ib.AccessLocalWrite} {
+		init.Access = access &^ without
+		if mr, err = register(init); !errors.Is(err, syscall.EOPNOTSUPP) {
 			break
 		}
 	}
 	e.must("register memory", err)
-	destroyAtEnd(e, mr, mr.Dereg)
-	return &registeredBuffer{b, addr, mr}
+	return destroyAtEnd(e, mr, mr.Dereg)
 }
 
 // newSGE returns n bytes at an offset.

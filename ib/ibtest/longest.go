@@ -99,12 +99,8 @@ func transferLongestMessage(e *testEnv, pd *ib.PD, op ib.WROpcode, n uint32) {
 	var mrs [2]*ib.MR
 	to := &countingSink{}
 	for i, s := range []umem.Space{zeroSpace{}, to} {
-		var err error
-		mrs[i], err = pd.RegMR(ib.MRInit{Space: s, Addr: 1 << 20, IOVA: 1 << 20, Length: uint64(n),
-			Access: ib.AccessLocalWrite |
-				ib.AccessRemoteWrite | ib.AccessRemoteRead})
-		e.must("register memory", err)
-		destroyAtEnd(e, mrs[i], mrs[i].Dereg)
+		mrs[i] = e.registerSupported(pd.RegMR, ib.MRInit{Space: s, Addr: 1 << 20, IOVA: 1 << 20, Length: uint64(n),
+			Access: ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead})
 	}
 	local, remote := mrs[0], mrs[1]
 	wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled}
