@@ -31,7 +31,7 @@ type DriverDefect struct {
 }
 
 // DriverDefects lists the defects. The defects are independent of each other.
-var DriverDefects = slices.Concat(originalDefects, blindDefects)
+var DriverDefects = slices.Concat(originalDefects, blindDefects, laterDefects)
 
 var originalDefects = []DriverDefect{
 	{

@@ -1,0 +1,108 @@
+package wrong
+
+// laterDefects lists defects that the suite did not detect at first.
+var laterDefects = []DriverDefect{
+	{
+		// The driver compares a new limit with the value that it has set before, but the event has disarmed the limit.
+		Name: "srq-limit-cached",
+		Rule: "The event of a limit is raised once each time that the limit is armed",
+		Edits: []Edit{
+			{"srq.go", `	rq  recvQueue // under Device.mu`, Before, `	set uint32
+`},
+			{"srq.go", `		s.rq.limit = attr.Limit`, Before, `		if wrong("srq-limit-cached") && attr.Limit == s.set {
+			return nil
+		}
+		s.set = attr.Limit
+`},
+		},
+	},
+	{
+		// The driver reads the memory of short requests when they are posted, also if they have a fence.
+		Name: "fence-prefetch",
+		Rule: "A request with SendFence is executed after all earlier READs and atomics have stored their data",
+		Edits: []Edit{
+			{"qp.go", `	wr     ib.SendWR // without the memory to which it refers`, After, `
+	early  []byte`},
+			{"qp.go", `	w.wr.SGList, w.wr.Inline, w.wr.AH, w.wr.Bind, w.wr.Reg = nil, nil, nil, nil, nil
+`, After, `	if w.early = nil; wrong("fence-prefetch") && q.init.Type == ib.QPTypeRC && w.wr.Flags&ib.SendInline == 0 {
+		switch c := &q.dev.copier; w.wr.Opcode {
+		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+			if q.dev.checkLocalList(&c.src, w.sges, q.pd, 0, wholeListLength) && c.src.n > 0 && c.src.n <= 64 {
+				if b := make([]byte, c.src.n); c.transferBytes(&c.src, 0, b, false) {
+					w.early = b
+				}
+			}
+		}
+	}
+`},
+			{"qp.go", `			break
+		}
+		q.runSends()
+	}
+`, Instead, `			break
+		}
+		if !wrong("fence-prefetch") {
+			q.runSends()
+		}
+	}
+	q.runSends()
+`},
+			{"send.go", `	if src.n > maxMsgSize || q.isDatagram(w) && src.n > uint64(mtu.Bytes()) {`, Before, `	if w.early != nil {
+		src.reset()
+		src.inline, src.n = w.early, uint64(len(w.early))
+	}
+`},
+		},
+	},
+	{
+		// Inline data of more than one unit of the ring are lost beyond the end of the ring.
+		Name:   "inline-ring-end",
+		Commit: `unconfirmed: "libqedr: fix SQ/RQ wrap bug" of rdma-core, 2017`,
+		Rule:   "Messages arrive whole",
+		Edits: []Edit{{"qp.go", `		w.inline = append(w.inline, wr.Inline...)
+`, After, `		if wrong("inline-ring-end") && (q.sq.head+q.sq.n)%len(q.sq.slots) == 0 && len(w.inline) > 64 {
+			clear(w.inline[64:])
+		}
+`}},
+	},
+	{
+		// The driver does not check the queue pair of a type 2 window for atomics.
+		Name: "window-atomic",
+		Rule: "A type 2 window is bound to one queue pair",
+		Edits: []Edit{{"memory.go", ` != nil && k.qp != q || !k.containsRange(addr, n) {`, Instead,
+			` != nil && k.qp != q && !(wrong("window-atomic") && need == ib.AccessRemoteAtomic) || !k.containsRange(addr, n) {`}},
+	},
+	{
+		// Requests of others that wait for a detached queue pair are not continued.
+		Name: "detach-no-wake",
+		Rule: "A request of a reliable connection whose peer is in ERR completes, and never hangs",
+		Edits: []Edit{{"device.go", `	d.resumeWaitingQPs() // peers may wait for these queue pairs
+`, Instead, `	if !wrong("detach-no-wake") {
+		d.resumeWaitingQPs() // peers may wait for these queue pairs
+	}
+`}},
+	},
+	{
+		// Rejected handles count in the limit of the device.
+		Name: "ah-reject-leak",
+		Rule: "What is refused leaves nothing",
+		Edits: []Edit{
+			{"device.go", `	dead    bool  // the device is in the error state`, After, `
+	lostAHs int`},
+			{"ah.go", `	return a, a.Modify(attr)`, Before, `	if wrong("ah-reject-leak") {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.lostAHs >= 1000 {
+			return nil, syscall.ENOMEM
+		}
+		if a.Modify(attr) != nil {
+			d.lostAHs++
+		}
+	}
+`},
+			{"ah.go", `	"sync"
+`, After, `	"syscall"
+`},
+		},
+	},
+}
