@@ -364,16 +364,25 @@ func (c *cq) takeWindowEntry(i int, wc *ib.WC) {
 			e.r.qp.recordPolledRequest(e.r)
 		}
 	}
-	if c.d.hasChoice(PoisonedFields) && c.d.decide(e.point(PoisonedFields), 1, e.about) != 0 {
-		poisonCompletion(wc)
+	if c.d.hasChoice(PoisonedFields) {
+		drawn := poisonPlain + c.d.drawRandom(PoisonedFields, e.qp, e.seq, poisonOther)
+		if how := c.d.decide(e.point(PoisonedFields), drawn, e.about); how != 0 {
+			poisonCompletion(wc, e.send, how)
+		}
 	}
 }
+
+// The values of a decision about undefined fields.
+const (
+	poisonPlain = 1
+	poisonOther = 2 // the opcode of a failed request is one of the other queue
+)
 
 // poisonPattern fills the undefined fields of a completion.
 const poisonPattern = observe.Pattern
 
-// poisonCompletion fills the undefined fields of a completion.
-func poisonCompletion(wc *ib.WC) {
+// poisonCompletion fills the undefined fields of a completion. send reports whether it is of the send queue.
+func poisonCompletion(wc *ib.WC, send bool, how int) {
 	if wc.Status == ib.WCSuccess {
 		if wc.Flags&ib.WCWithImm == 0 {
 			wc.Imm = poisonPattern
@@ -387,8 +396,14 @@ func poisonCompletion(wc *ib.WC) {
 		}
 		return
 	}
-	if wc.Status != ib.WCWRFlushErr {
+	switch {
+	case wc.Status == ib.WCWRFlushErr:
+	case how != poisonOther:
 		wc.Opcode = 0xa5
+	case send:
+		wc.Opcode = ib.WCRecv
+	default:
+		wc.Opcode = ib.WCSend
 	}
 	wc.ByteLen, wc.Imm, wc.InvalidateRKey, wc.SrcQP = poisonPattern, poisonPattern, poisonPattern, poisonPattern&0xffffff
 	wc.Flags, wc.PKeyIndex, wc.SLID, wc.SL, wc.Port = 0xff, 0xa5a5, 0xa5a5, 0xa5, 0xa5

@@ -41,6 +41,7 @@ var litmusTests = []litmusTest{
 		relyOnCrossQPOrder},
 	{weak.LateFlush, "treats the receives as flushed when Modify has returned", drainByModifyToErr},
 	{weak.PoisonedFields, "adds up the lengths of completions, and reads the status afterwards", readLengthBeforeStatus},
+	{weak.PoisonedFields, "finds the request of a failed completion by its opcode", dispatchByOpcode},
 	{weak.PoisonedFields, "detects immediate data by the value, and not by the flags", readImmediateWithoutFlag},
 	{weak.SplitKeys, "names its own memory by the remote key", useRemoteKeyAsLocal},
 	{weak.NewKeys, "sends the remote key to the peer once, and changes the region afterwards", useStaleRemoteKey},
@@ -394,6 +395,25 @@ func readLengthBeforeStatus(w *connectedDevice, wrong bool) error {
 	}
 	if received != 0 {
 		return fmt.Errorf("received bytes: got %d, want 0 because none were sent", received)
+	}
+	return nil
+}
+
+func dispatchByOpcode(w *connectedDevice, wrong bool) error {
+	cq, from := w.newCQ(), w.newBuffer(private)
+	a, b := w.newSide(cq, cq), w.newSide(cq, cq)
+	w.connectSides(a, b)
+	const receiveID = 1 // flushed when the WRITE has failed
+	a.postReceive(receiveID, w.newBuffer(private))
+	a.postSend(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: from.fullSGL(), RemoteAddr: from.mr.Addr()})
+	receives := 0
+	for _, wc := range w.pollCompletions(cq, 2) {
+		if wrong && wc.Opcode == ib.WCRecv || !wrong && wc.ID == receiveID {
+			receives++
+		}
+	}
+	if receives != 1 {
+		return fmt.Errorf("completed receives: got %d, want 1", receives)
 	}
 	return nil
 }

@@ -83,8 +83,9 @@ var Choices = [numChoices]Row{
 	},
 	{
 		PoisonedFields, "poisoned-fields",
-		"fills the undefined fields of a failed completion with a pattern; in a successful completion it fills the " +
-			"immediate data and the invalidated key, unless the flags name these fields, and the length of a SEND or WRITE",
+		"fills the undefined fields of a failed completion with a pattern, some with an opcode of the other queue; in a " +
+			"successful completion it fills the immediate data and the invalidated key, unless the flags name these " +
+			"fields, and the length of a SEND or WRITE",
 		"ibv_poll_cq(3): in a failed completion only wr_id, status, qp_num and vendor_err are valid (in package ib " +
 			"also the opcode of a flushed request); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and " +
 			"IBV_WC_WITH_INV",
