@@ -110,44 +110,47 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 			}
 		}
 	})
+	// report reports the locks that are held while a function calls next, or a function of hotplugFuncs.
+	report := func(f *function, c *call, held lockSet, what string, next *function) {
+		for _, l := range held.sortedLocks() {
+			k := locks.findOverlap(l)
+			if k == nil || said[c.pos] {
+				continue
+			}
+			v := taken[k]
+			said[c.pos] = true
+			path := []PathStep{{c.pos, functionName(f), what}}
+			if next != nil {
+				path = append(path, plugs.callPath(next)...)
+			}
+			path = append(path, v.pathTo(PathStep{where[k], functionName(v.f), "locks " + k.name})...)
+			reports = append(reports, Report{Hotplug, c.pos,
+				fmt.Sprintf("%s %s with %s held, for which %s may wait", functionName(f), what, l.name,
+					strings.TrimSuffix(v.root.why, ",")), path})
+		}
+	}
 	for _, f := range p.order {
 		if pkg := pkgOf(f.Function); pkg != nil && pkg.Path() == ibPath {
 			continue // the locks that Register holds are its own
 		}
 		for _, c := range f.calls {
+			if c.spawns || said[c.pos] || p.escapes.escapeAt(p.Fset, c.pos, Hotplug) != nil {
+				continue
+			}
 			held := f.locks.may[c.at]
-			if c.spawns || len(held) == 0 || said[c.pos] || p.escapes.escapeAt(p.Fset, c.pos, Hotplug) != nil {
-				continue
-			}
-			what, next := "", (*function)(nil)
 			if c.static != nil && hotplugFuncs[c.static.FullName()] {
-				what = "calls " + shortName(c.static)
-			} else {
-				for _, g := range c.callees {
-					if plugs.of[g] != nil {
-						what, next = "calls "+functionName(g), g
-					}
-				}
-			}
-			if what == "" {
+				report(f, c, held, "calls "+shortName(c.static), nil)
 				continue
 			}
-			for _, l := range held.sortedLocks() {
-				k := locks.findOverlap(l)
-				if k == nil || next != nil && !c.locksHeldIn(&p.locks, next, held)[l] {
-					continue
+			for _, g := range c.callees {
+				if plugs.of[g] != nil {
+					report(f, c, c.locksHeldIn(&p.locks, g, held), "calls "+functionName(g), g)
 				}
-				v := taken[k]
-				said[c.pos] = true
-				path := []PathStep{{c.pos, functionName(f), what}}
-				if next != nil {
-					path = append(path, plugs.callPath(next)...)
+			}
+			for _, u := range c.funcsPassedWithLocks(&p.locks) {
+				if plugs.of[u.f] != nil {
+					report(u.by, c, u.f.locksHeldThroughout(u.held), "calls "+functionName(u.f), u.f)
 				}
-				path = append(path, v.pathTo(PathStep{where[k], functionName(v.f), "locks " + k.name})...)
-				reports = append(reports, Report{Hotplug, c.pos,
-					fmt.Sprintf("%s %s with %s held, for which %s may wait", functionName(f), what, l.name,
-						strings.TrimSuffix(v.root.why, ",")), path})
-				break
 			}
 		}
 	}

@@ -20,6 +20,7 @@ const (
 	Event    = "event"
 	Release  = "release"
 	Keep     = "keep"
+	Status   = "status"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -64,6 +65,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkEvents()...)
 	reports = append(reports, p.checkReleases()...)
 	reports = append(reports, p.checkKept()...)
+	reports = append(reports, p.checkStatus()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -85,7 +87,7 @@ func (p *Program) Check() []Report {
 }
 
 // escapableChecks lists the checks that an escape may name.
-var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, program,
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, Status, program,
 	Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.

@@ -1,0 +1,121 @@
+package vet
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// fetchingOpcodes lists the opcodes of requests that store data in local memory.
+var fetchingOpcodes = []string{"WRRDMARead", "WRAtomicCmpAndSwp", "WRAtomicFetchAdd"}
+
+// checkStatus reports functions that post a READ or an atomic and wait for its completion, if the function of the
+// completion does not examine the status. After an error the data are those from before. A function that also posts
+// other requests may learn of the error from them, and is not reported.
+func (p *Program) checkStatus() (reports []Report) {
+	for _, f := range p.order {
+		if isMidlayer(f) || f.base != nil || strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
+			continue
+		}
+		var post *ssa.Call
+		posts := 0
+		for _, c := range f.calls {
+			if name := c.findReachableFunc(isPostFunc); name == "" {
+				continue
+			} else if at, ok := c.at.(*ssa.Call); ok && c.static != nil && name == postOneSend {
+				post = at
+			}
+			posts++
+		}
+		if post == nil || posts > 1 || p.escapes.escapeAt(p.Fset, post.Pos(), Status) != nil {
+			continue
+		}
+		op := opcodeOf(post.Common().Args[1])
+		if !slices.ContainsFunc(fetchingOpcodes, func(name string) bool {
+			want := p.ibConst(name)
+			return want != nil && op != nil && isConst(op, want)
+		}) {
+			continue
+		}
+		for _, o := range p.traces.origins(post.Common().Args[2], nil, nil) {
+			g := p.funcs[functionOf(o.v)]
+			if g == nil || mayExamineStatus(g) || !p.waitsFor(f, g) {
+				continue
+			}
+			name := functionName(f)
+			reports = append(reports, Report{Status, post.Pos(), fmt.Sprintf("%s waits for data, but %s does not examine "+
+				"the status of the completion", name, functionName(g)), []PathStep{{post.Pos(), name, "posts a request for data"}}})
+			break
+		}
+	}
+	return reports
+}
+
+func isPostFunc(name string) bool { _, ok := postFuncs[name]; return ok }
+
+// opcodeOf returns the opcode of a work request that is an argument, or nil.
+func opcodeOf(wr ssa.Value) (op ssa.Value) {
+	load, ok := wr.(*ssa.UnOp)
+	if !ok {
+		return nil
+	}
+	for _, r := range *load.X.Referrers() {
+		a, ok := r.(*ssa.FieldAddr)
+		if !ok || fieldVar(a.X.Type(), a.Field).Name() != "Opcode" {
+			continue
+		}
+		for _, s := range *a.Referrers() {
+			if s, ok := s.(*ssa.Store); ok && s.Addr == a {
+				op = s.Val
+			}
+		}
+	}
+	return op
+}
+
+// mayExamineStatus reports whether a function of a work request reads the status of its completion, or passes the
+// completion on.
+func mayExamineStatus(f *function) bool {
+	if len(f.Params) == 0 {
+		return true
+	}
+	wc := f.Params[len(f.Params)-1]
+	return !isCompletion(wc.Type()) || slices.ContainsFunc(*wc.Referrers(), func(at ssa.Instruction) bool {
+		switch at := at.(type) {
+		case *ssa.DebugRef:
+			return false
+		case *ssa.FieldAddr:
+			return fieldVar(at.X.Type(), at.Field).Name() == "Status"
+		}
+		return true
+	})
+}
+
+// waitsFor reports whether a function receives from a channel to which another one sends, or which it closes.
+func (p *Program) waitsFor(f, by *function) bool {
+	var wakes []valueOrigin
+	for _, b := range by.Blocks {
+		for _, at := range b.Instrs {
+			for _, ch := range sentChannels(at) {
+				wakes = append(wakes, p.traces.containerAllocs(ch)...)
+			}
+			if call, ok := at.(*ssa.Call); ok {
+				if fn, ok := call.Common().Value.(*ssa.Builtin); ok && fn.Name() == "close" {
+					wakes = append(wakes, p.traces.containerAllocs(call.Common().Args[0])...)
+				}
+			}
+		}
+	}
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			for _, ch := range receivedChannels(at) {
+				if haveCommonOrigin(wakes, p.traces.containerAllocs(ch)) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
