@@ -2,6 +2,8 @@ package vet
 
 import (
 	"fmt"
+	"go/token"
+	"go/types"
 	"slices"
 	"strings"
 
@@ -11,10 +13,98 @@ import (
 // fetchingOpcodes lists the opcodes of requests that store data in local memory.
 var fetchingOpcodes = []string{"WRRDMARead", "WRAtomicCmpAndSwp", "WRAtomicFetchAdd"}
 
-// checkStatus reports functions that post a READ or an atomic and wait for its completion, if the function of the
+// checkStatus reports functions that use data without a successful completion.
+func (p *Program) checkStatus() []Report { return append(p.checkFetches(), p.checkHeaders()...) }
+
+// checkHeaders reports functions of receives that read bytes before they examine the status of the completion.
+func (p *Program) checkHeaders() (reports []Report) {
+	for f := range p.calledBy(func(name string) bool { return name == postRecv || name == postOnSRQ }) {
+		if len(f.Params) == 0 || f.base != nil || !isCompletion(f.Params[len(f.Params)-1].Type()) ||
+			strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") || !readsStatus(f) {
+			continue
+		}
+		for _, at := range f.Blocks[0].Instrs { // up to the first condition
+			if a, ok := at.(*ssa.FieldAddr); ok && isStatus(a) {
+				break
+			}
+			if !p.readsBytes(at, nil, 0) || p.escapes.escapeAt(p.Fset, at.Pos(), Status) != nil {
+				continue
+			}
+			name := functionName(f)
+			reports = append(reports, Report{Status, at.Pos(), name + ", which a completion calls, reads bytes before the " +
+				"status", []PathStep{{at.Pos(), name, "reads bytes"}}})
+			break
+		}
+	}
+	return reports
+}
+
+// readsBytes reports whether an instruction, or a called function, reads elements of a slice of bytes. If from is not
+// nil, only slices of from count.
+func (p *Program) readsBytes(at ssa.Instruction, from ssa.Value, depth int) bool {
+	of := func(v ssa.Value) bool {
+		if !isByteSlice(v.Type()) {
+			return false
+		}
+		for from != nil && v != from {
+			s, ok := v.(*ssa.Slice)
+			if !ok {
+				return false
+			}
+			v = s.X
+		}
+		return true
+	}
+	switch at := at.(type) {
+	case *ssa.UnOp:
+		a, ok := at.X.(*ssa.IndexAddr)
+		return ok && at.Op == token.MUL && of(a.X)
+	case *ssa.Convert:
+		return of(at.X)
+	case *ssa.Call:
+		fn := at.Common().StaticCallee()
+		for i, arg := range at.Common().Args {
+			if fn == nil || !of(arg) {
+				continue
+			}
+			if k := pkgOf(fn); k != nil && k.Path() == "encoding/binary" && strings.HasPrefix(fn.Name(), "Uint") {
+				return true
+			}
+			g := p.funcs[fn]
+			if g == nil || depth == keepDepth || i >= len(fn.Params) {
+				continue
+			}
+			for _, b := range fn.Blocks {
+				if slices.ContainsFunc(b.Instrs, func(x ssa.Instruction) bool { return p.readsBytes(x, fn.Params[i], depth+1) }) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// readsStatus reports whether a function itself reads the status of its completion.
+func readsStatus(f *function) bool {
+	return slices.ContainsFunc(*f.Params[len(f.Params)-1].Referrers(), func(at ssa.Instruction) bool {
+		a, ok := at.(*ssa.FieldAddr)
+		return ok && isStatus(a)
+	})
+}
+
+func isByteSlice(t types.Type) bool {
+	s, ok := t.Underlying().(*types.Slice)
+	return ok && types.Identical(s.Elem(), types.Typ[types.Byte])
+}
+
+func isStatus(a *ssa.FieldAddr) bool {
+	return isNamed(deref(a.X.Type()), ibPath+".WC") && fieldVar(a.X.Type(), a.Field).Name() == "Status"
+}
+
+// checkFetches reports functions that post a READ or an atomic and wait for its completion, if the function of the
 // completion does not examine the status. After an error the data are those from before. A function that also posts
 // other requests may learn of the error from them, and is not reported.
-func (p *Program) checkStatus() (reports []Report) {
+func (p *Program) checkFetches() (reports []Report) {
 	for _, f := range p.order {
 		if isMidlayer(f) || f.base != nil || strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
 			continue
@@ -87,7 +177,7 @@ func mayExamineStatus(f *function) bool {
 		case *ssa.DebugRef:
 			return false
 		case *ssa.FieldAddr:
-			return fieldVar(at.X.Type(), at.Field).Name() == "Status"
+			return isStatus(at)
 		}
 		return true
 	})
