@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -30,13 +31,15 @@ import (
 //	consumer
 //	a panic of the consumer, such as a nil dereference, before the test has reported a failure, or in a function that no
 //	test has called
+//	a lost wakeup, in a run of the kind lost-wakeups: the tests hang twice, while no goroutine of the consumer can run,
+//	but not if threads do not pause
 //
 // The race detector observes the consumer. The tests are compiled through an overlay that makes limits expire early,
 // and with pauses.
 
 // faultKinds lists the kinds of faults, in the order of the runs.
 var faultKinds = []string{expire.NoFailure, expire.LateThreads, expire.EarlyTimers, "failed-request", "failed-call",
-	"failed-post", "failed-device"}
+	"failed-post", expire.LostWakeups, "failed-device"}
 
 const (
 	// faultExit is the exit code of a run in which the race detector has found a race.
@@ -61,9 +64,9 @@ var limitFuncs = map[string]struct {
 	"time.NewTimer":            {0, "Duration", "Timer", false},
 	"time.AfterFunc":           {0, "Duration", "Timer", false},
 	"time.After":               {0, "Duration", "", false},
-	"time.Sleep":               {0, "Duration", "", false},
-	"time.NewTicker":           {0, "Duration", "", false},
-	"time.Tick":                {0, "Duration", "", false},
+	"time.Sleep":               {0, "Period", "", false},
+	"time.NewTicker":           {0, "Period", "", false},
+	"time.Tick":                {0, "Period", "", false},
 	"time.Now":                 {-1, "", "Now", false},
 	"time.Since":               {-1, "", "Since", false},
 	"time.Until":               {-1, "", "Until", false},
@@ -231,18 +234,80 @@ func (s *timedSearch) runFaultCommand(ctx context.Context, t commandRun) ([]byte
 		limit = s.o.within
 	}
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
-	c.Cancel = func() error { return c.Process.Signal(syscall.SIGKILL) }
-	c.WaitDelay = killDelay
-	c.Dir = s.p.Dir
-	c.Env = append(os.Environ(), t.env...)
-	text, err := c.CombinedOutput()
+	text, hung, err := s.runLimited(ctx, t, limit)
+	if hung && slices.Contains(t.env, lostWakeups) {
+		return s.confirmHang(ctx, t, limit)
+	}
 	if err == nil {
 		return nil, nil
 	}
 	return findEvidence(string(text), s.p)
+}
+
+// runLimited executes a run until a limit. hung reports whether the limit has expired when the consumer could not run.
+func (s *timedSearch) runLimited(ctx context.Context, t commandRun, limit time.Duration) (text []byte, hung bool,
+	err error) {
+	within, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c := exec.CommandContext(within, t.argv[0], t.argv[1:]...)
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGQUIT) } // prints the stacks
+	c.WaitDelay = killDelay
+	c.Dir = s.p.Dir
+	c.Env = append(os.Environ(), t.env...)
+	text, err = c.CombinedOutput()
+	return text, within.Err() != nil && ctx.Err() == nil && !strings.Contains(string(text), "--- FAIL: ") &&
+		isIdle(string(text), s.p), err
+}
+
+const (
+	lostWakeups = strict.FaultEnv + "=" + expire.LostWakeups
+	// hangAttempts is the number of further runs of which one must hang.
+	hangAttempts = 2
+)
+
+// confirmHang reports whether a run that has hung does so again, but not without pauses.
+func (s *timedSearch) confirmHang(ctx context.Context, t commandRun, limit time.Duration) ([]byte, error) {
+	for range hangAttempts {
+		text, hung, _ := s.runLimited(ctx, t, limit)
+		if !hung {
+			continue
+		}
+		control := t
+		control.env = append(slices.Clone(t.env), strict.FaultEnv+"="+expire.LongLimits) // the last value counts
+		if _, _, err := s.runLimited(ctx, control, limit); err != nil {
+			return nil, nil
+		}
+		return text, errors.New("the tests hang if threads are late: the consumer has lost a wakeup")
+	}
+	return nil, nil
+}
+
+// goroutineState matches the first line of the stack of a goroutine.
+var goroutineState = regexp.MustCompile(`^goroutine \d+ .*\[([^\],]+)`)
+
+// isIdle reports whether a program with certain stacks waits for events only: a goroutine of the consumer waits, and
+// all goroutines do.
+func isIdle(stacks string, p listedPackage) bool {
+	waits := false
+	for _, g := range strings.Split(stacks, "\n\n") {
+		m := goroutineState.FindStringSubmatch(strings.TrimLeft(g, "\n"))
+		if m == nil || !strings.Contains(g, "\n\t/") {
+			continue
+		}
+		consumer := false
+		for _, at := range stackLine.FindAllStringSubmatch(g, -1) {
+			consumer = consumer || filepath.Dir(at[1]) == p.Dir
+		}
+		switch m[1] {
+		case "running", "runnable", "sleep", "syscall":
+			if consumer || strings.Contains(g, "verbena/ib") {
+				return false
+			}
+		default:
+			waits = waits || consumer
+		}
+	}
+	return waits
 }
 
 var (

@@ -100,6 +100,31 @@ func TestConsumerPanics(t *testing.T) {
 	}
 }
 
+// TestIdlePrograms checks whether stacks show that a consumer waits for an event only.
+func TestIdlePrograms(t *testing.T) {
+	const (
+		waits = "goroutine 7 [select, 2 minutes]:\nc.(*Meter).Write()\n\t/src/c/meter.go:10 +0x19\n\n"
+		runs  = "goroutine 8 [runnable]:\nc.(*Meter).give()\n\t/src/c/meter.go:20\n\n"
+		posts = "goroutine 9 [sleep]:\nverbena/ib/weak.(*qp).run()\n\t/src/verbena/ib/weak/qp.go:20\n\n"
+		other = "goroutine 3 [syscall]:\nos/signal.loop()\n\t/usr/lib/go/src/os/signal/signal_unix.go:20\n\n"
+		quit  = "SIGQUIT: quit\n\n"
+	)
+	p := listedPackage{ImportPath: "c", Dir: "/src/c"}
+	for _, c := range []struct {
+		name, stacks string
+		want         bool
+	}{
+		{"a goroutine waits", quit + waits + other, true},
+		{"another one can run", quit + waits + runs, false},
+		{"the device sleeps", quit + waits + posts, false},
+		{"the consumer is not active", quit + other, false},
+	} {
+		if got := isIdle(c.stacks, p); got != c.want {
+			t.Errorf("%s: got %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
 // TestFaultsFindWrongConsumers checks that runs with failures find the mistakes of testdata/faulty, which its test does
 // not find, and report nothing without a mistake.
 func TestFaultsFindWrongConsumers(t *testing.T) {
@@ -136,6 +161,7 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 		{"kept", expire.NoFailure, endOfLoan[0]},
 		{"element", expire.NoFailure, endOfLoan[1]},
 		{"late-call", expire.LateThreads, "rule use-after-destroy"},
+		{"wakeup", expire.LostWakeups, "meter.go"},
 		{"late-timer", expire.EarlyTimers, "rule use-after-"},
 		{"clear", expire.EarlyTimers, deviceAccess},
 		{"sqe", "failed-request", "rule left-in-sqe"},

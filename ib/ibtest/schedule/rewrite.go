@@ -26,10 +26,11 @@ var syncMethods = map[string]int{"Load": 0, "Store": 1, "Add": 1, "Swap": 1, "Co
 // valueMethods lists the methods with one result, which a pause passes on.
 var valueMethods = []string{"Load", "Add", "Swap", "CompareAndSwap"}
 
-// pauseFile is a file added to each rewritten package. A pause depends on the seed, the place, and the number of times
-// that the place was reached, so a seed has the same effect in each run. It yields, or sleeps in a system call. The
-// system call takes real time even in a bubble of package testing/synctest, and the goroutine does not count as
-// blocked. Runs with faults have pauses only if their kind is late-threads. These also have longer pauses.
+// pauseFile is a file added to each rewritten package. A pause depends on the seed, the place, and the number of
+// times that the place was reached, so a seed has the same effect in each run. It yields, or sleeps in a system call.
+// The system call takes real time even in a bubble of package testing/synctest, and the goroutine does not count as
+// blocked. Runs with faults have pauses only if their kind is late-threads or lost-wakeups. These also have longer
+// pauses.
 //
 // scheduleLock records the order of two locks: the goroutine holds one and locks the other. If the opposite order was
 // seen before, the pause is long, which makes a deadlock of the two likely. The order alone is no fault: a third lock
@@ -116,7 +117,7 @@ func scheduleRandom(place int) uint64 {
 }
 
 func scheduleReadSeed() uint64 {
-	if scheduleKind != "" && scheduleKind != "` + expire.LateThreads + `" {
+	if scheduleKind != "" && scheduleKind != "` + expire.LateThreads + `" && scheduleKind != "` + expire.LostWakeups + `" {
 		return 0
 	}
 	seed, _ := strconv.ParseUint(os.Getenv("` + seedEnv + `"), 10, 64)

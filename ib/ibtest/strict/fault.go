@@ -43,7 +43,7 @@ const (
 // faultChoice returns the choice with a name.
 func faultChoice(name string) (weak.Set, error) {
 	switch name {
-	case expire.EarlyTimers, expire.LateThreads, expire.NoFailure, "":
+	case expire.EarlyTimers, expire.LateThreads, expire.LostWakeups, expire.LongLimits, expire.NoFailure, "":
 		return 0, nil
 	}
 	for _, r := range weak.Choices {
@@ -98,7 +98,7 @@ func (f *faultFilter) counts(v check.Violation) bool {
 		return len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
 	case f.kind == expire.EarlyTimers || slices.Contains(ignoredRules, v.Rule):
 		return false
-	case f.kind == expire.LateThreads && isLate(v):
+	case (f.kind == expire.LateThreads || f.kind == expire.LostWakeups) && isLate(v):
 		return false // the threads are slow
 	case v.Rule == check.RuleClientReturns:
 		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace) &&

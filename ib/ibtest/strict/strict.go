@@ -4,7 +4,7 @@
 //	SCHEDULE_WEAK=PACKAGES   devices of these drivers, separated by commas, are weak devices (package ib/weak)
 //	SCHEDULE_SEED=NUMBER     seed of the choices of weak devices; SCHEDULE_WEAK requires it
 //	SCHEDULE_CHECK=DURATION  checked mode is on for each core (package ib/check), with this Timeout
-//	SCHEDULE_FAULT=KIND      the devices fail, or time limits expire early; only certain violations are reported
+//	SCHEDULE_FAULT=KIND      failures, changed time limits, late threads; only certain violations are reported
 //	SCHEDULE_REUSE=MODE      checked mode reports the rule target-reused
 //
 // The binary prints a violation of the contract to standard error, and exits with status 1. In a bubble of package

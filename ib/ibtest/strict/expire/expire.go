@@ -5,6 +5,8 @@
 //	SCHEDULE_FAULT=early-timers   limits expire early
 //	SCHEDULE_FAULT=no-failure     no limits expire early, but the race detector observes the consumer
 //	SCHEDULE_FAULT=late-threads   the same, and threads pause at locks and other synchronisation
+//	SCHEDULE_FAULT=lost-wakeups   the same, with limits ten times as long
+//	SCHEDULE_FAULT=long-limits    only longer limits
 //	SCHEDULE_SEED=NUMBER          determines which limits expire early
 package expire
 
@@ -26,6 +28,9 @@ const (
 	EarlyTimers = "early-timers"
 	LateThreads = "late-threads"
 	NoFailure   = "no-failure"
+	// With LostWakeups a consumer that has missed an event waits for a long time. LongLimits has the same limits.
+	LostWakeups = "lost-wakeups"
+	LongLimits  = "long-limits"
 	seedEnv     = "SCHEDULE_SEED"
 
 	// EndLine is printed when a test ends because of a failure.
@@ -35,10 +40,12 @@ const (
 	linger   = 100 * time.Millisecond
 	shortest = 2 * time.Millisecond // shorter limits do not change
 	leap     = time.Hour            // the clock advances once by this time
+	patience = 10                   // the ratio of long limits and the consumer's own
 )
 
 var (
 	on      = os.Getenv(Env) == EarlyTimers
+	long    = os.Getenv(Env) == LostWakeups || os.Getenv(Env) == LongLimits
 	seed, _ = strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
 	limits  atomic.Uint64 // number of limits
 	reads   atomic.Uint64 // number of clock readings
@@ -61,8 +68,16 @@ func draw(n uint64) uint64 {
 	return x ^ x>>31
 }
 
-// Duration returns the time limit d, or a shorter one. Duration may not sleep.
+// Duration returns the time limit d, a shorter one, or a longer one. Duration may not sleep.
 func Duration(d time.Duration) time.Duration {
+	if long && d < leap {
+		return d * patience
+	}
+	return Period(d)
+}
+
+// Period returns the duration d of a sleep, or the period d of a ticker, or a shorter one. Period may not sleep.
+func Period(d time.Duration) time.Duration {
 	if !on || d < shortest {
 		return d
 	}
@@ -105,7 +120,7 @@ func Pending() {
 	time.Sleep(linger)
 }
 
-// Deadline returns the deadline t, or an earlier one. Deadline may not sleep.
+// Deadline returns the deadline t, or an earlier or later one. Deadline may not sleep.
 func Deadline(t time.Time) time.Time {
 	d := time.Until(t)
 	return t.Add(Duration(d) - d)

@@ -20,7 +20,7 @@ const (
 )
 
 var (
-	holds   = os.Getenv(Env) == LateThreads
+	holds   = os.Getenv(Env) == LateThreads || os.Getenv(Env) == LostWakeups
 	began   = realTime()
 	calls   atomic.Uint64
 	holding atomic.Bool
@@ -30,7 +30,7 @@ var (
 // Hold delays one thread of a consumer at a time, at a place where another thread could run, until the objects that the
 // thread may be about to use have been destroyed. In a correct consumer their destruction waits for the thread. The
 // sleep is a system call, which takes real time also in a bubble of package testing/synctest. At most half of the time
-// a thread is held. Hold has no effect without LateThreads.
+// a thread is held. Hold has no effect without LateThreads or LostWakeups.
 func Hold() {
 	if !holds || draw(calls.Add(1))%holdDraw != 0 || held.Load() > int64(freeTime+(realTime()-began)/2) ||
 		holding.Swap(true) {

@@ -138,7 +138,24 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-func openBatch(t *testing.T) *Batch {
+// TestMeter writes with few credits.
+func TestMeter(t *testing.T) {
+	m, err := OpenMeter(newDevice(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 40 {
+		if err := m.Write(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// newDevice returns a registered device.
+func newDevice(t *testing.T) *ib.Device {
 	t.Helper()
 	var core ib.Core
 	d := loopback.New("loop0", t.Logf)
@@ -150,7 +167,12 @@ func openBatch(t *testing.T) *Batch {
 			t.Error(err)
 		}
 	})
-	b, err := OpenBatch(d.IB())
+	return d.IB()
+}
+
+func openBatch(t *testing.T) *Batch {
+	t.Helper()
+	b, err := OpenBatch(newDevice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
