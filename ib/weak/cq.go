@@ -34,6 +34,7 @@ type cq struct {
 	notify    ib.NotifyFlags
 	later     bool // a completion of the window will be reported later
 	laterHeld bool // the same, when the long holds have ended
+	visible   bool // a completion that is not hidden has arrived since the last ReqNotify
 	dead      bool
 	moderated bool
 	// requests that will have no completion, or have completed in the inner queue; under driver.mu
@@ -177,7 +178,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		err = nil
 		executeAllWrites()
 	}
-	if (c.notify&ib.NotifyNextComp != 0 || c.d.Relay != nil) && len(c.held) > 0 && c.delaysCompletions() {
+	if c.d.Relay != nil && len(c.held) > 0 && c.delaysCompletions() || c.notify&ib.NotifyNextComp != 0 && c.hasDelayed() {
 		c.later = true
 		c.d.scheduleDelayStep()
 	} else if c.hasHolds() {
@@ -211,6 +212,9 @@ func (c *cq) fillWindow(most int) error {
 		e := c.d.translateCompletion(c.one[0])
 		if e.r != nil && e.r.hidden && e.wc.Status == ib.WCSuccess {
 			e.r.arrived = true
+			if e.r.qp.isUnordered() { // no later completion proves its end
+				e.r.qp.recordPolledRequest(e.r)
+			}
 			continue
 		}
 		if e.r != nil && e.r.original != nil {
@@ -230,12 +234,25 @@ func (c *cq) fillWindow(most int) error {
 			e.r.done = true
 		}
 		c.d.planCompletion(&e)
-		c.held = append(c.held, e)
+		c.held, c.visible = append(c.held, e), true
 		if c.d.Relay == nil && c.isBlocked(len(c.held)-1) {
 			blocked++
 		}
 	}
 	return nil
+}
+
+// fillArrived moves all completions from the inner queue to the window, without delay: some of them may have waited in
+// the inner queue for a long time.
+//
+//verbena:held mu
+func (c *cq) fillArrived() error {
+	n := len(c.held)
+	err := c.fillWindow(1 << 30)
+	for i := range c.held[n:] {
+		c.held[n+i].wait = 0
+	}
+	return err
 }
 
 // translateCompletion translates a completion of the inner driver for the consumer.
@@ -440,9 +457,10 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	if c.notify == 0 {
 		c.rep.Store(false) // set by the report for an earlier ReqNotify
 	}
-	if c.hides.Load() {
-		_ = c.fillWindow(1 << 30)
+	if c.hides.Load() || c.delaysCompletions() { // what has arrived before the call causes no call of the handler
+		_ = c.fillArrived()
 	}
+	c.visible = false
 	if missed, err = c.DriverCQ.ReqNotify(flags); err != nil {
 		return missed, err
 	}
@@ -470,9 +488,18 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 		}
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}
-	c.later = true
-	c.d.scheduleDelayStep()
-	return missed, nil
+	if c.hasDelayed() {
+		c.later = true
+		c.d.scheduleDelayStep()
+	}
+	return missed || c.nextPolledIndex() >= 0 && flags&ib.NotifyReportMissed != 0, nil
+}
+
+// hasDelayed reports whether a completion of the window cannot be polled yet.
+//
+//verbena:held mu
+func (c *cq) hasDelayed() bool {
+	return slices.ContainsFunc(c.held, func(e windowEntry) bool { return e.wait > 0 || e.r.isHeld() })
 }
 
 // drawMiss decides whether delayed completions arrive before a call of ReqNotify. The decision is about the oldest one.
@@ -585,6 +612,9 @@ func (c *cq) decideReport() (report, again bool) {
 		c.later = true
 		return false, false
 	}
+	if c.visible { // the consumer has polled it already
+		return true, false
+	}
 	missed, err := c.DriverCQ.ReqNotify(c.notify | ib.NotifyReportMissed)
 	if err != nil {
 		return true, false
@@ -614,7 +644,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	var err error
 	c.mu.Lock()
 	if c.delaysCompletions() || len(c.held) > 0 || c.hides.Load() {
-		err = c.fillWindow(1 << 30)
+		err = c.fillArrived()
 	}
 	n := len(c.held)
 	c.mu.Unlock()

@@ -172,14 +172,14 @@ func (q *qp) trimAndCheckFull(list *[]*weakRequest, c *cq, room uint32) bool {
 }
 
 // recordPolledRequest records that the consumer has polled the completion of a request. Earlier hidden requests are
-// done as well.
+// done as well, if requests are in order.
 func (q *qp) recordPolledRequest(r *weakRequest) {
 	for _, x := range q.removeRequestsThrough(r) {
 		x.storeHiddenData()
 	}
 }
 
-// removeRequestsThrough removes a request from its list, together with the sends before it.
+// removeRequestsThrough removes a request from its list, together with the sends before it, if requests are in order.
 func (q *qp) removeRequestsThrough(r *weakRequest) (done []*weakRequest) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -194,11 +194,15 @@ func (q *qp) removeRequestsThrough(r *weakRequest) (done []*weakRequest) {
 		}
 		return nil
 	}
-	done = slices.Clone((*list)[:i+1])
+	first := 0
+	if q.isUnordered() {
+		first = max(i, 0)
+	}
+	done = slices.Clone((*list)[first : i+1])
 	for _, x := range done {
 		q.d.removeRequest(x)
 	}
-	*list = slices.Delete(*list, 0, i+1)
+	*list = slices.Delete(*list, first, i+1)
 	return done
 }
 

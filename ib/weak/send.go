@@ -13,6 +13,9 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 	q.delaySQEPost()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if len(wrs) == 0 { // the state may not allow posts
+		return q.DriverQP.PostSend(wrs)
+	}
 	for n = range wrs {
 		if err := q.d.failPost(); err != nil {
 			return n, err
@@ -27,6 +30,10 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 //verbena:held mu
 func (q *qp) postSend(wr *ib.SendWR) error {
 	full := q.trimAndCheckFull(&q.out, q.sendCQ, q.room.MaxSendWR)
+	if full && q.isUnordered() {
+		q.removeDoneRequests()
+		full = q.trimAndCheckFull(&q.out, q.sendCQ, q.room.MaxSendWR)
+	}
 	if q.d.hasChoice(ExactRoom) {
 		switch {
 		case len(wr.SGList) > int(q.room.MaxSendSGE) && wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite:
@@ -105,6 +112,17 @@ func (q *qp) removeFromDelayedQPs() {
 	delete(q.d.later, q)
 }
 
+// isUnordered reports whether the requests of the queue complete in any order. Then a completion proves nothing about
+// other requests, so that the inner driver reports each of them.
+func (q *qp) isUnordered() bool { return q.init.Type == ib.QPTypeSRD && q.sendCQ != nil }
+
+// removeDoneRequests removes hidden requests whose completions have arrived.
+func (q *qp) removeDoneRequests() {
+	q.sendCQ.mu.Lock()
+	defer q.sendCQ.mu.Unlock()
+	_ = q.sendCQ.fillArrived()
+}
+
 // newRequest returns a new request for a send.
 //
 //verbena:held mu
@@ -115,7 +133,7 @@ func (q *qp) newRequest(wr *ib.SendWR) *weakRequest {
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
 	late := stores && q.sendCQ != nil && q.d.hasChoice(LateRead)
 	r.wr.SGList, r.targets = q.d.translateElements(wr.SGList, q.pd, late, q.peerMayAccess())
-	if len(r.targets) > 0 && !r.signaled {
+	if (len(r.targets) > 0 || q.isUnordered()) && !r.signaled {
 		r.hidden = true
 		r.wr.Flags |= ib.SendSignaled
 		q.sendCQ.hides.Store(true)
@@ -192,6 +210,9 @@ func (q *qp) canDelay(wr *ib.SendWR, k requestKind) bool {
 			return false
 		}
 		if q.init.Type == ib.QPTypeUD {
+			if wr.AH == nil {
+				return false
+			}
 			most = maxDatagram
 		}
 	default:
