@@ -58,7 +58,7 @@ type Session struct {
 	sup      *Supervisor
 	info     SessionInfo
 	checked  check.ProgramGroup // device files with checks
-	name     string // prefix of the names of the session's queue files
+	name     string             // prefix of the names of the session's queue files
 	user     *quota.User
 	tree     *userTree
 	log      *slog.Logger // logger with the user ID as an attribute
