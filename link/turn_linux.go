@@ -38,8 +38,8 @@ const (
 //	                     free, with a new receiver; who had it finds itself late
 //
 // The receive thread sleeps in epoll_wait(2). While a sender receives, the socket is not armed there, and packets do
-// not wake the thread. When it is armed again, the remaining packets do. While senders claim again and again, the socket
-// stays disarmed between them, for deferTime at most.
+// not wake the thread. When it is armed again, the remaining packets do. While senders claim again and again, the
+// socket stays disarmed between them, for deferTime at most.
 type turn struct {
 	to    Receiver
 	spin  time.Duration

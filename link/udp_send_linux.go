@@ -188,8 +188,8 @@ func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
 	}
 }
 
-// header describes a train for sendmsg(2). The kernel cuts the train into packets of segment bytes unless that is 0. iov
-// and c are memory for the description.
+// header describes a train for sendmsg(2). The kernel cuts the train into packets of segment bytes unless that is 0.
+// iov and c are memory for the description.
 func (e *UDPEndpoint) header(iov *unix.Iovec, c *controls, t *Train, p *peer, segment int) unix.Msghdr {
 	e.addControls(c, t)
 	if segment != 0 {

@@ -24,8 +24,8 @@ type directReceive struct {
 	fd   int
 }
 
-// directReceiveSince is the first kernel whose receive from a listener without processes returns: Linux 6.11. Tests
-// change this variable.
+// directReceiveSince is the first kernel in which a receive from a listener without processes returns: Linux 6.11.
+// Tests change this variable.
 var directReceiveSince = 6011
 
 // newDirectReceive returns nil if the kernel requires polling.
@@ -56,6 +56,7 @@ func (d *directReceive) stop(other *os.File, t *workerTokens) {
 	}
 }
 
+//verbena:allow close the file is a listener, or the own one in its place, and no close of these waits
 func (d *directReceive) close() {
 	if d != nil {
 		d.file.Close()
@@ -80,7 +81,7 @@ func newNotificationSource(listener, stop *os.File, in *receiveState) *notificat
 
 // next waits for a notification. It returns false when no process is left under the filter, or after stop.
 //
-// Without a directReceive, next polls, because before Linux 6.11 receiving from a listener without processes would never
+// Without a directReceive, next polls, because before Linux 6.11 receiving from a listener without processes would not
 // return.
 func (s *notificationSource) next(n *notification) bool {
 	for s.direct != nil {

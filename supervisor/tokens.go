@@ -102,8 +102,8 @@ func (t *workerTokens) leaveWatchdog(h *tokenHolder) {
 	delete(t.all, h)
 }
 
-// signalWorkers interrupts the system calls of all workers, by the only signal that they do not block (blockSignals). Go's
-// handler ignores a SIGPROF that no timer has caused.
+// signalWorkers interrupts the system calls of all workers, by the only signal that they do not block (blockSignals).
+// Go's handler ignores a SIGPROF that no timer has caused.
 func (t *workerTokens) signalWorkers() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -457,7 +457,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	if c.notify == 0 {
 		c.rep.Store(false) // set by the report for an earlier ReqNotify
 	}
-	if c.hides.Load() || c.delaysCompletions() { // what has arrived before the call causes no call of the handler
+	if c.hides.Load() || c.delaysCompletions() { // earlier completions cause no call of the handler
 		_ = c.fillArrived()
 	}
 	c.visible = false

@@ -116,7 +116,7 @@ func (q *qp) removeFromDelayedQPs() {
 // other requests, so that the inner driver reports each of them.
 func (q *qp) isUnordered() bool { return q.init.Type == ib.QPTypeSRD && q.sendCQ != nil }
 
-// removeDoneRequests removes hidden requests whose completions have arrived.
+// removeDoneRequests removes hidden requests that have completed.
 func (q *qp) removeDoneRequests() {
 	q.sendCQ.mu.Lock()
 	defer q.sendCQ.mu.Unlock()

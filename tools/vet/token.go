@@ -13,8 +13,7 @@ import (
 // receive takes a token and a send returns it. The return of a token does not wait, provided that every return in the
 // program returns a token that its thread has taken before. The creator of a pool fills it, in the function that makes
 // the channel. releaseTokens finds such channels and removes the returns from the operations that sleep. It does the
-// same with the sends to reply channels and single-use channels. The function of a work request, which is called once,
-// may return the token of the thread that posts the request.
+// same with the sends to reply channels and single-use channels.
 
 // tokenCounter examines one channel in one direction.
 type tokenCounter struct {
@@ -22,7 +21,6 @@ type tokenCounter struct {
 	sites  map[ssa.Instruction]int // 1 for an instruction that takes a token, -1 for a return
 	cases  map[*ssa.Select][]int   // the same for the cases of select statements
 	of     map[*function]*tokenUse
-	done   map[*function]bool // functions of work requests that return a token of the thread that posts
 	failed bool
 }
 
@@ -123,7 +121,7 @@ func (p *Program) dropTokenReturns(uses []channelUse, take bool) {
 // countsTokens reports whether every return of a token to a channel returns a token that the thread has taken.
 func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bool {
 	t := &tokenCounter{p: p, sites: map[ssa.Instruction]int{}, cases: map[*ssa.Select][]int{},
-		of: map[*function]*tokenUse{}, done: map[*function]bool{}}
+		of: map[*function]*tokenUse{}}
 	returns := false
 	var work []*function
 	for _, u := range uses {
@@ -160,37 +158,17 @@ func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bo
 		}
 		t.of[f] = nil
 		use := t.effectOf(f)
-		if use.needs && !p.isDoneLiteral(f) && len(p.traces.callers[f.Function]) == 0 {
+		if use.needs && len(p.traces.callers[f.Function]) == 0 {
 			return false // an unknown caller
 		}
-		if *use == (tokenUse{}) {
-			continue
-		}
-		switch {
-		case use.needs && p.isDoneLiteral(f):
-			t.done[f] = true
-			work = append(work, p.funcs[f.Parent()])
-		default:
+		if *use != (tokenUse{}) {
 			for _, k := range p.traces.callers[f.Function] {
 				work = append(work, k.in)
 				t.forgetEffect(k.in)
 			}
 		}
 	}
-	for f := range involved { // the effects of all functions are known now
-		t.of[f] = nil
-	}
-	for f := range involved {
-		if use := t.effectOf(f); use.needs && !t.done[f] && len(p.traces.callers[f.Function]) == 0 {
-			return false
-		}
-	}
 	return !t.failed
-}
-
-// isDoneLiteral reports whether a function is a literal that is only posted as the function of a work request.
-func (p *Program) isDoneLiteral(f *function) bool {
-	return f.Parent() != nil && p.funcs[f.Parent()] != nil && len(postsOf(f.Parent(), f.Function)) > 0
 }
 
 // forgetEffect discards the effect of a function, because the effect of a callee is now known.
@@ -275,10 +253,7 @@ func isFalse(v ssa.Value) bool {
 // callEffect returns the effect of a call. The thread gives a token away if it defers a function that returns the
 // token, or starts a goroutine with this function.
 func (t *tokenCounter) callEffect(f *function, at ssa.CallInstruction) int {
-	call, now := at.(*ssa.Call)
-	if now && t.postsReturn(call) {
-		return -1
-	}
+	_, now := at.(*ssa.Call)
 	gains, loses := maxTokens, 0
 	list := t.channelCallees(at)
 	for _, g := range list {
@@ -295,17 +270,6 @@ func (t *tokenCounter) callEffect(f *function, at ssa.CallInstruction) int {
 		return max(gains, 0)
 	}
 	return 0
-}
-
-// postsReturn reports whether a call posts a work request with a function that returns a token. If the post fails, the
-// thread keeps the token.
-func (t *tokenCounter) postsReturn(at *ssa.Call) bool {
-	args, ok := postFuncs[fullName(at.Common().StaticCallee())]
-	if !ok {
-		return false
-	}
-	fn, ok := literalOf(at.Common().Args[args.done]).(*ssa.Function)
-	return ok && t.done[t.p.funcs[fn]]
 }
 
 // channelCallees returns the functions that a call calls itself, and that may use the channel.
@@ -343,12 +307,6 @@ func (t *tokenCounter) branchEffect(f *function, cond ssa.Value, outcome bool) i
 			return t.branchEffect(f, v.X, !outcome)
 		}
 	case *ssa.BinOp:
-		if post, ok := v.X.(*ssa.Call); ok && isNil(v.Y) && t.postsReturn(post) {
-			if (v.Op == token.NEQ) == outcome {
-				return 1
-			}
-			return 0
-		}
 		x, ok := v.X.(*ssa.Extract)
 		if !ok || v.Op != token.EQL || !outcome || x.Index != 0 {
 			return 0
