@@ -185,14 +185,25 @@ func (x *modelRunner) probeInlineCap(pd *ib.PD) error {
 		return err
 	}
 	for x.inline = maxInlineCap; x.inline > 0; x.inline /= 2 {
-		qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{
-			MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: x.inline,
-		}})
+		qp, err := createProbeQP(pd, cq, x.inline)
 		if err == nil {
 			return errors.Join(qp.Destroy(), cq.Destroy())
 		}
 	}
 	return cq.Destroy()
+}
+
+// createProbeQP creates a queue pair of the first type that the driver supports.
+func createProbeQP(pd *ib.PD, cq *ib.CQ, inline uint32) (qp *ib.QP, err error) {
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeSRD} {
+		qp, err = pd.CreateQP(ib.QPInitAttr{Type: kind, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{
+			MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: inline,
+		}})
+		if !isUnsupportedError(err) {
+			break
+		}
+	}
+	return qp, err
 }
 
 // PurgesCompletions reports whether the destruction of a queue pair removes its completions from the queue. Both is
@@ -212,13 +223,11 @@ func PurgesCompletions(d *ib.Device, timeout time.Duration) (purges bool, err er
 	if err != nil {
 		return false, errors.Join(err, pd.Dealloc())
 	}
-	qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{
-		MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1,
-	}})
+	qp, err := createProbeQP(pd, cq, 0)
 	if err != nil {
 		return false, errors.Join(err, cq.Destroy(), pd.Dealloc())
 	}
-	err = qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, transitionMasks(ib.QPTypeRC, ib.QPInit))
+	err = qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, transitionMasks(qp.Type(), ib.QPInit))
 	if err == nil {
 		_, err = qp.PostRecv(ib.RecvWR{ID: 1})
 	}
