@@ -61,13 +61,13 @@ func (x *requestExecutor) sendMulticast(q *QP, s *Send, src *messageSource) {
 	}
 }
 
-// acceptsDatagram reports whether a queue pair receives a datagram.
+// acceptsDatagram reports whether a queue pair receives a datagram of q, or a request of SRD.
 func acceptsDatagram(p, q *QP, s *Send) bool {
 	qkey := s.QKey
 	if qkey&(1<<31) != 0 { // the sender's Q_Key (10.2.5)
 		qkey = q.Attr.QKey
 	}
-	return p.Type == ib.QPTypeUD && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey
+	return p.Type == q.Type && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey
 }
 
 // deliverDatagram stores a datagram in the first receive of a queue pair, and returns its memory.

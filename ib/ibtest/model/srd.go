@@ -106,13 +106,8 @@ func (x *requestExecutor) executeSRD(q *QP, s *Send) (status []ib.WCStatus, n ui
 
 // srdPeer returns the queue pair that executes a request, or nil.
 func (x *requestExecutor) srdPeer(q *QP, s *Send) *QP {
-	qkey := s.QKey
-	if qkey&(1<<31) != 0 { // the sender's Q_Key (10.2.5)
-		qkey = q.Attr.QKey
-	}
 	for _, p := range x.queues.QPs {
-		if p.Num == s.QPN && p.Type == ib.QPTypeSRD && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey &&
-			s.to.GRH.DGID == x.device.GID {
+		if p.Num == s.QPN && acceptsDatagram(p, q, s) && s.to.GRH.DGID == x.device.GID {
 			return p
 		}
 	}
@@ -211,14 +206,14 @@ func (x *requestExecutor) claimReceive(q, p *QP, s *Send) bool {
 	if !slices.Contains(claims[p.ID], s.ID) {
 		claims[p.ID] = append(claims[p.ID], s.ID)
 	}
-	if len(claims[p.ID]) > 1 || x.queues.otherSRDWaits(q, p, s) {
+	if len(claims[p.ID]) > 1 || x.queues.otherSRDWaits(q, p) {
 		x.call.markResultUndefined("several SRD requests for the receives of one queue pair, which have no order")
 	}
 	return len(p.own.recvs) > 0
 }
 
-// otherSRDWaits reports whether a request of SRD other than s waits for a receive of p.
-func (wq *WorkQueues) otherSRDWaits(q, p *QP, s *Send) bool {
+// otherSRDWaits reports whether a request of SRD of another queue pair than q waits for a receive of p.
+func (wq *WorkQueues) otherSRDWaits(q, p *QP) bool {
 	for _, o := range wq.QPs {
 		if o.Type == ib.QPTypeSRD && o.waiting && o != q && slices.ContainsFunc(o.Sends, func(t Send) bool {
 			return t.QPN == p.Num && t.Op != ib.WRRDMAWrite && t.Op != ib.WRRDMARead
