@@ -260,9 +260,11 @@ type scatter struct {
 // maxScatter bounds the number of payloads in one call.
 const maxScatter = 256
 
-// joins reports whether a payload can be stored together with the collected ones.
-func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
-	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
+// joins reports whether a payload of n bytes can be stored together with the collected ones. A payload beyond the
+// region does not join, so it cannot make the others fail.
+func (s *scatter) joins(kind scatterKind, key uint32, addr, n uint64) bool {
+	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter &&
+		s.to.contains(s.addr, s.n+n)
 }
 
 func (s *scatter) start(to *grant, kind scatterKind, psn roce.PSN, addr uint64) {
@@ -317,7 +319,7 @@ func (p *pass) storeAt(
 	qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte,
 ) bool {
 	s := &p.scatter
-	if !s.joins(kind, key, addr) {
+	if !s.joins(kind, key, addr, uint64(len(data))) {
 		if !p.settle(qp) {
 			return false
 		}

@@ -329,7 +329,7 @@ func (s *srd) send(p *pass, f *srdFlow, now int64) (room bool) {
 			i, off := sgeAt(w.SGEs, k.Offset)
 			e := &w.SGEs[i]
 			at, whole = e.Addr+uint64(off), off+n <= int(e.Length)
-			if !whole || len(s.reading) > 0 && !p.gather.continues(e.LKey, at) {
+			if !whole || len(s.reading) > 0 && !p.gather.continues(e.LKey, at, uint64(n)) {
 				s.read(p)
 			}
 		}
@@ -377,9 +377,11 @@ func (w *srdRequest) packetOperation(last bool) roce.Operation {
 	return roce.SendOnly
 }
 
-// continues reports whether the data from an address on follow the gathered data.
-func (g *gather) continues(key uint32, addr uint64) bool {
-	return g.from != nil && g.from.key == key && g.addr+g.n == addr && len(g.vec) < maxScatter
+// continues reports whether n bytes from an address on follow the gathered data. Data beyond the region do not, so
+// they cannot make the requests of the others fail.
+func (g *gather) continues(key uint32, addr, n uint64) bool {
+	return g.from != nil && g.from.key == key && g.addr+g.n == addr && len(g.vec) < maxScatter &&
+		g.from.contains(g.addr, g.n+n)
 }
 
 // read reads the data of the packets in the open train that have none.
@@ -509,18 +511,23 @@ func (s *srd) receiveData(p *pass, f *srdFlow, k *packet) {
 		s.qp.dev.counters.add(cntDropResponse, 1)
 		return
 	}
+	x := srdStored{psn: k.psn, flow: f}
+	if at.Length == 0 { // the fate of other data does not matter
+		s.now = s.qp.dev.tick()
+		s.stored(&x, true)
+		return
+	}
 	w := s.requests[at.ID]
 	whole := false
 	if i, off := sgeAt(w.SGEs, at.Offset); i < len(w.SGEs) {
 		e := &w.SGEs[i]
 		whole = off+at.Length <= int(e.Length)
-		s.settleUnless(p, whole && p.scatter.joins(scatterRead, e.LKey, e.Addr+uint64(off)))
+		s.settleUnless(p, whole && p.scatter.joins(scatterRead, e.LKey, e.Addr+uint64(off), uint64(at.Length)))
 	}
 	if _, ok := f.snd.Response(k.psn); !ok { // another copy has just been stored, and the request may be complete
 		s.qp.dev.counters.add(cntDropResponse, 1)
 		return
 	}
-	x := srdStored{psn: k.psn, flow: f}
 	if !p.store(s.qp, scatterRead, k.psn, w.SGEs, at.Offset, k.Payload) {
 		s.stored(&x, false)
 		return

@@ -212,7 +212,7 @@ func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status roce.SRDS
 		}
 	}
 	if len(k.Payload) > 0 {
-		s.settleUnless(p, !takes && p.scatter.joins(scatterWrite, h.RKey(), h.VA()))
+		s.settleUnless(p, !takes && p.scatter.joins(scatterWrite, h.RKey(), h.VA(), uint64(len(k.Payload))))
 		if src.rcv.Arrive(k.psn) != transport.SRDNew { // another copy has just been stored
 			return roce.SRDSuccess, true
 		}
@@ -296,7 +296,7 @@ func (s *srd) acknowledge(p *pass, src *srdSource) bool {
 
 // respond sends a READ response. It returns false if there is no room.
 func (s *srd) respond(p *pass, y *srdReply) bool {
-	if len(s.reading) > 0 && !p.gather.continues(y.key, y.addr) {
+	if len(s.reading) > 0 && !p.gather.continues(y.key, y.addr, uint64(y.length)) {
 		s.read(p)
 	}
 	b, mark := s.add(p, &trainPool, y.to.path, y.to.qpn, roce.RDMAReadResponseOnly, y.psn, y.length, y.to.id, y.to.own,

@@ -2,6 +2,8 @@ package efa_test
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"verbena/roce"
 	"verbena/uapi"
 	abi "verbena/uapi/efa"
+	"verbena/umem"
 )
 
 // newSRD makes two programs with queue pairs of SRD and an address handle of one another each. The caller runs in a
@@ -194,6 +197,67 @@ func (p *program) toRTS(rnr uint8) {
 		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey))
 	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState))
 	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTS, RNRRetry: rnr}, ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrRNRRetry))
+}
+
+// TestSRDNeighbours posts a request with wrong local memory behind another request. Only the second fails, although the
+// device can copy the data of both together.
+func TestSRDNeighbours(t *testing.T) {
+	const end = 10 << 10 // of a region in the memory of the requester
+	for _, tt := range []struct {
+		name   string
+		first  [2]int // offset and length of the first request
+		second [2]int
+	}{
+		{"no data before", [2]int{0, 0}, [2]int{end, 1}},
+		{"adjacent", [2]int{end - 8, 8}, [2]int{end, 8}},
+		{"in part", [2]int{end - 16, 8}, [2]int{end - 8, 16}},
+	} {
+		for _, op := range []abi.SendOpType{abi.IOSend, abi.IORDMAWrite, abi.IORDMARead} {
+			for _, later := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%v/wrong first %t", tt.name, op, later), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						a, b, ah, _ := newSRD(t, simnet.New(simnet.Config{Latency: 10 * time.Microsecond}))
+						space := umem.NewLocal()
+						addr, err := space.Add(a.buf)
+						a.check(err)
+						mr, err := a.pd.RegMR(ib.MRInit{Space: space, Addr: addr, Length: end, Access: ib.AccessLocalWrite})
+						a.check(err)
+						defer mr.Dereg()
+						whole, wholeAddr := a.mr, a.addr
+						defer func() { a.mr, a.addr = whole, wholeAddr }()
+						a.mr, a.addr = mr, addr
+						post := func(id uint16, m [2]int) {
+							switch {
+							case op == abi.IOSend:
+								b.recv(8, 0, 100)
+								a.send(id, ah, b.qp.Num(), m[0], m[1], nil)
+							default:
+								a.rdma(id, ah, b.qp.Num(), op, m[0], m[1], b.mr.RKey(), b.addr, false)
+							}
+						}
+						a.holds = true
+						if later {
+							post(2, tt.second)
+							post(1, tt.first)
+						} else {
+							post(1, tt.first)
+							post(2, tt.second)
+						}
+						a.doorbell()
+						got := map[uint16]abi.CompStatus{}
+						for range 2 {
+							c := a.poll()
+							got[c.Common.ReqID] = abi.CompStatus(c.Common.Status)
+						}
+						want := map[uint16]abi.CompStatus{1: abi.IOCompStatusOK, 2: abi.IOCompStatusLocalErrorInvalidLKey}
+						if !maps.Equal(got, want) {
+							t.Errorf("completions: got %v, want %v", got, want)
+						}
+					})
+				})
+			}
+		}
+	}
 }
 
 // TestSRDElements sends a message from two elements with different keys, and writes into a receive of one.

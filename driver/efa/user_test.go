@@ -50,6 +50,7 @@ type program struct {
 	page       []byte
 	entries    []byte
 	sent       uint16
+	holds      bool // post does not ring the doorbell
 	received   uint16
 	polled     int
 	events     atomic.Int32
@@ -219,6 +220,13 @@ func (p *program) rdma(id, ah uint16, qpn uint32, op abi.SendOpType, off, n int,
 // post rings the doorbell of the send queue for one request.
 func (p *program) post() {
 	p.sent++
+	if !p.holds {
+		p.doorbell()
+	}
+}
+
+// doorbell makes the device look at the send queue.
+func (p *program) doorbell() {
 	p.ring(0, p.sent)
 	ibuser.DriverSide(p.qp).(ib.UserQP).Doorbell(nil)
 }
