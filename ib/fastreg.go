@@ -2,6 +2,7 @@ package ib
 
 import (
 	"fmt"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/umem"
@@ -94,7 +95,7 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 // UpdateKey changes the low 8 bits of the keys, which the consumer may choose. The next registration then has different
 // keys. No work request with the region may be posted concurrently. UpdateKey may not sleep. (ib_update_fast_reg_key)
 func (mr *MR) UpdateKey(variant uint8) {
-	mr.lkey = mr.lkey&^0xff | uint32(variant)
-	mr.rkey = mr.rkey&^0xff | uint32(variant)
-	mr.driverKey = mr.driverKey&^0xff | uint32(variant)
+	for _, k := range []*atomic.Uint32{&mr.lkey, &mr.rkey, &mr.driverKey} {
+		k.Store(k.Load()&^0xff | uint32(variant))
+	}
 }

@@ -96,10 +96,11 @@ func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	if h.set != nil {
 		h.set(lkey, rkey)
 	} else {
-		h.mr.lkey, h.mr.rkey = lkey, rkey
+		h.mr.lkey.Store(lkey)
+		h.mr.rkey.Store(rkey)
 	}
 	if h.mr != nil {
-		h.mr.driverKey = lkey
+		h.mr.driverKey.Store(lkey)
 	}
 }
 
@@ -226,7 +227,7 @@ func (h QPHandle) MW(mw *MW) DriverMW {
 
 // LKey returns the local key that the driver has set for a region. A wrapper may give another key to consumers: see
 // [MRHandle.Redirect].
-func (h QPHandle) LKey(mr *MR) uint32 { return mr.driverKey }
+func (h QPHandle) LKey(mr *MR) uint32 { return mr.driverKey.Load() }
 
 // DriverQPInit holds the parameters of a new queue pair: [QPInitAttr] with the driver's side of each object.
 type DriverQPInit struct {

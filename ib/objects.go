@@ -65,8 +65,8 @@ type MR struct {
 	pd         *PD
 	region     *umem.Region
 	access     AccessFlags
-	lkey, rkey uint32
-	driverKey  uint32 // the local key that the driver has set; see QPHandle.LKey
+	lkey, rkey atomic.Uint32 // a Rereg may change them while other threads post
+	driverKey  atomic.Uint32 // the local key that the driver has set; see QPHandle.LKey
 
 	maxPages int         // argument of AllocMR
 	changing atomic.Bool // a Map, Rereg or Dereg is in progress
@@ -191,10 +191,10 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 func (mr *MR) PD() *PD { return mr.pd }
 
 // LKey returns the local key, for the consumer's own work requests.
-func (mr *MR) LKey() uint32 { return mr.lkey }
+func (mr *MR) LKey() uint32 { return mr.lkey.Load() }
 
 // RKey returns the remote key, for peers.
-func (mr *MR) RKey() uint32 { return mr.rkey }
+func (mr *MR) RKey() uint32 { return mr.rkey.Load() }
 
 // Region returns the registered memory, or nil for a region of AllocMR.
 func (mr *MR) Region() *umem.Region {
