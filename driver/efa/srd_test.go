@@ -202,7 +202,7 @@ func (p *program) toRTS(rnr uint8) {
 // TestSRDNeighbours posts a request with wrong local memory behind another request. Only the second fails, although the
 // device can copy the data of both together.
 func TestSRDNeighbours(t *testing.T) {
-	const end = 10 << 10 // of a region in the memory of the requester
+	const end = 10 << 10 // length of the requester's region
 	for _, tt := range []struct {
 		name   string
 		first  [2]int // offset and length of the first request

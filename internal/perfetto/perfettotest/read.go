@@ -3,12 +3,14 @@ package perfettotest
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
 )
 
 // Trace is the content of a trace.
@@ -104,55 +106,40 @@ type event struct {
 }
 
 type track struct {
-	name   string
-	parent uint64
+	name    string
+	parent  uint64
+	counter bool
 }
 
 // Read reads a trace, as trace_processor does: it orders the events by their time, and the end of a slice ends the
-// innermost slice of its track. Read returns an error for a message that is not complete, for an event on an unknown
-// track, and for an end without a begin.
+// innermost slice of its track. Read returns an error for an undefined field or value, an unknown track, an end without
+// a begin, and a packet that trace_processor would drop.
 func Read(b []byte) (*Trace, error) {
+	m := dynamicpb.NewMessage(traceMessage)
+	if err := proto.Unmarshal(b, m); err != nil {
+		return nil, err
+	}
+	whole := message{m}
+	if err := whole.check(); err != nil {
+		return nil, err
+	}
 	tracks := map[uint64]track{}
 	var events []event
-	if err := fields(b, func(n protowire.Number, v uint64, msg []byte) error {
-		if n != 1 {
-			return fmt.Errorf("field %d of Trace, want 1", n)
+	for _, p := range whole.list("packet") {
+		if p.number("trusted_packet_sequence_id") == 0 {
+			return nil, errors.New("packet without trusted_packet_sequence_id, which trace_processor drops")
 		}
-		var e event
-		is := false
-		if err := fields(msg, func(n protowire.Number, v uint64, msg []byte) (err error) {
-			switch n {
-			case 8:
-				e.at = v
-			case 11:
-				is = true
-				err = e.read(msg)
-			case 60:
-				var uuid uint64
-				var k track
-				err = fields(msg, func(n protowire.Number, v uint64, msg []byte) error {
-					switch n {
-					case 1:
-						uuid = v
-					case 2:
-						k.name = string(msg)
-					case 5:
-						k.parent = v
-					}
-					return nil
-				})
-				tracks[uuid] = k
+		if d, ok := p.message("track_descriptor"); ok {
+			uuid := d.number("uuid")
+			if _, again := tracks[uuid]; again || uuid == 0 {
+				return nil, fmt.Errorf("track %d: no uuid, or described twice", uuid)
 			}
-			return err
-		}); err != nil {
-			return err
+			_, counter := d.message("counter")
+			tracks[uuid] = track{name: d.text("name"), parent: d.number("parent_uuid"), counter: counter}
 		}
-		if is {
-			events = append(events, e)
+		if e, ok := p.message("track_event"); ok {
+			events = append(events, newEvent(p.number("timestamp"), e))
 		}
-		return nil
-	}); err != nil {
-		return nil, err
 	}
 	return build(tracks, events)
 }
@@ -179,6 +166,9 @@ func build(tracks map[uint64]track, events []event) (*Trace, error) {
 		if err != nil {
 			return nil, err
 		}
+		if tracks[e.track].counter != (e.typ == 4) {
+			return nil, fmt.Errorf("event of type %d on %s, counter: %t", e.typ, name, tracks[e.track].counter)
+		}
 		at := time.Duration(e.at - events[0].at)
 		stack := open[e.track]
 		switch e.typ {
@@ -202,68 +192,17 @@ func build(tracks map[uint64]track, events []event) (*Trace, error) {
 	return t, nil
 }
 
-func (e *event) read(b []byte) error {
-	e.attrs = map[string]string{}
-	return fields(b, func(n protowire.Number, v uint64, msg []byte) error {
-		switch n {
-		case 4:
-			var name, value string
-			if err := fields(msg, func(n protowire.Number, v uint64, msg []byte) error {
-				switch n {
-				case 3:
-					value = fmt.Sprint(v)
-				case 6:
-					value = string(msg)
-				case 10:
-					name = string(msg)
-				}
-				return nil
-			}); err != nil {
-				return err
-			}
-			e.attrs[name] = value
-		case 9:
-			e.typ = v
-		case 11:
-			e.track = v
-		case 23:
-			e.name = string(msg)
-		case 30:
-			e.value = int64(v)
-		case 47:
-			e.flows = append(e.flows, v)
-		}
-		return nil
-	})
-}
-
-// fields calls f for each field of a message: with the value of a number, or with the bytes of a string or a message.
-func fields(b []byte, f func(n protowire.Number, v uint64, msg []byte) error) error {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		var v uint64
-		var msg []byte
-		switch typ {
-		case protowire.VarintType:
-			v, n = protowire.ConsumeVarint(b)
-		case protowire.Fixed64Type:
-			v, n = protowire.ConsumeFixed64(b)
-		case protowire.BytesType:
-			msg, n = protowire.ConsumeBytes(b)
-		default:
-			return fmt.Errorf("field %d has wire type %d", num, typ)
-		}
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		if err := f(num, v, msg); err != nil {
-			return err
+func newEvent(at uint64, m message) event {
+	e := event{at: at, typ: m.number("type"), track: m.number("track_uuid"), name: m.text("name"),
+		attrs: map[string]string{}, value: int64(m.number("counter_value"))}
+	for _, a := range m.list("debug_annotations") {
+		if e.attrs[a.text("name")] = a.text("string_value"); a.has("uint_value") {
+			e.attrs[a.text("name")] = fmt.Sprint(a.number("uint_value"))
 		}
 	}
-	return nil
+	flows := m.Get(m.field("flow_ids")).List()
+	for i := range flows.Len() {
+		e.flows = append(e.flows, flows.Get(i).Uint())
+	}
+	return e
 }
