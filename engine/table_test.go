@@ -3,6 +3,9 @@ package engine
 import (
 	"slices"
 	"testing"
+
+	"verbena/ib"
+	"verbena/umem"
 )
 
 // TestTableAll tests that all goes through claimed numbers, below the first, as well as through those that were given out.
@@ -104,5 +107,60 @@ func TestTableReuse(t *testing.T) {
 	}
 	if n, ok := x.reserve(); ok {
 		t.Errorf("reserve of a full table: got %d, want none", n)
+	}
+}
+
+// TestNumbersReturn tests that the number of each ended object is given out again.
+func TestNumbersReturn(t *testing.T) {
+	b := newBench(t, setup{})
+	dev := b.a.dev
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 64))
+	check(t, err)
+	const rounds = 1000
+	for _, c := range []struct {
+		name string
+		used func() uint32
+		once func() error // creates an object, and destroys it
+	}{
+		{"region", dev.mrs.used, func() error {
+			m, err := b.a.pd.RegMR(ib.MRInit{Space: mem, Addr: addr, Length: 64})
+			check(t, err)
+			return m.Dereg()
+		}},
+		{"region without memory", dev.mrs.used, func() error {
+			m, err := b.a.pd.AllocMR(4)
+			check(t, err)
+			return m.Dereg()
+		}},
+		{"window", dev.mws.used, func() error {
+			w, err := b.a.pd.AllocMW(ib.MWType2)
+			check(t, err)
+			return w.Dealloc()
+		}},
+		{"address handle", dev.ahs.used, func() error {
+			h, err := b.a.pd.CreateAH(&ib.AHAttr{Port: 1, HasGRH: true, GRH: ib.GlobalRoute{DGID: ib.GIDFromAddr(addrB)}})
+			check(t, err)
+			return h.Destroy()
+		}},
+		{"shared queue", dev.srqs.used, func() error {
+			s, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
+			check(t, err)
+			return s.Destroy()
+		}},
+		{"queue pair", dev.qps.used, func() error {
+			q, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq,
+				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			check(t, err)
+			return q.Destroy()
+		}},
+	} {
+		before := c.used()
+		for range rounds {
+			check(t, c.once())
+		}
+		if n := c.used() - before; n > rounds/4 {
+			t.Errorf("%s: %d objects used %d numbers, want few", c.name, rounds, n)
+		}
 	}
 }
