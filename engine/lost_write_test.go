@@ -118,3 +118,37 @@ func TestReadBehindLostWrite(t *testing.T) {
 		}
 	})
 }
+
+// unread is memory that its program has unmapped before it is read.
+type unread struct{ *umem.Local }
+
+func (unread) ReadV([][]byte, uint64) error { return umem.ErrFault }
+
+// TestResponsesBeforeUnreadable tests that the responses of earlier READs are not lost with one whose memory cannot be
+// read: they arrive without a retransmission.
+func TestResponsesBeforeUnreadable(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		for _, size := range []int{8, 3000} {
+			b := newBenchIn(t, s)
+			b.connect(conn{})
+			gone, err := b.b.pd.RegMR(ib.MRInit{Space: unread{b.b.mem}, Addr: b.b.addr, Length: uint64(size), Access: allAccess})
+			check(t, err)
+			b.b.mrs = append(b.b.mrs, gone)
+			fill(b.b.buf, 1)
+			read := ib.SendWR{Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr,
+				RKey: b.b.mr.RKey()}
+			wrong := read
+			wrong.RKey, wrong.SGList = gone.RKey(), b.a.sge(size, size)
+			b.a.send(read, read, wrong)
+			b.a.expect(ib.WC{Opcode: ib.WCRDMARead, ByteLen: uint32(size)}, ib.WC{Opcode: ib.WCRDMARead, ByteLen: uint32(size)},
+				ib.WC{Opcode: ib.WCRDMARead, Status: ib.WCRemAccessErr})
+			if !bytes.Equal(b.a.buf[:size], b.b.buf[:size]) {
+				t.Errorf("%d bytes: the data of the first READ have not arrived", size)
+			}
+			if n := b.b.dev.counters[cntDupReq].n.Load(); n != 0 {
+				t.Errorf("%d bytes: got %d repeated requests, want none", size, n)
+			}
+			b.close()
+		}
+	})
+}
