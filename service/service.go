@@ -180,30 +180,9 @@ func New(opts Options) (_ *Service, err error) {
 			s.Close()
 		}
 	}()
-	if s.dir, err = newRunDir(); err != nil {
+	if err := s.openServers(); err != nil {
 		return nil, err
 	}
-	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log, Kept: s.kept}); err != nil {
-		return nil, err
-	}
-	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{NoLoopback: opts.NoLoopback, Log: s.log}); err != nil {
-		return nil, err
-	}
-	cm := ucma.NewServer(s.cm)
-	cm.OnFailure(s.connectionFailed)
-	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
-	pollers := poller.New(s.log)
-	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, PCI: s.links.functions.find,
-		Dir: s.dir.path, Node: opts.Node,
-		AskHelper: opts.AskLaunchers, Quota: s.quota, Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights,
-		Kept: s.kept, Authority: s.authority, Refused: s.callRefused, Log: s.log}); err != nil {
-		return nil, err
-	}
-	s.links.guests = s.guests
-	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.CopiesOf,
-		Pollers: pollers, Rights: &s.rights,
-		Kept: s.kept, Refused: s.callRefused, Log: s.log})
 	if opts.Confine {
 		// At this point the supervisor needs no more privileges, and no thread blocks signals yet.
 		if err := privilege.DropPrivileges(privilege.KeptCapabilities); errors.Is(err, syscall.ENOTSUP) {
@@ -212,20 +191,9 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 	}
-	if opts.Links == nil {
-		l, err := s.links.openDefaultLink()
-		if err != nil {
-			return nil, err
-		}
-		s.links.add(l)
-		if err := s.guests.CheckTreesCurrent(); err != nil {
-			return nil, err
-		}
-	}
-	if err := s.createLinks(opts.Links); err != nil {
+	if err := s.createFirstLinks(); err != nil {
 		return nil, err
 	}
-	s.links.configured = false
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.links.followInterfaces(s.interfaces) })
 	}
@@ -237,6 +205,56 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	runWithTimeout(s.dir.removeStaleDirs) // after a timeout, the next service removes the remaining directories
 	return s, nil
+}
+
+// openServers makes the directory of the service and the servers of the programs' calls. After an error, the caller
+// closes the service.
+func (s *Service) openServers() (err error) {
+	if s.dir, err = newRunDir(); err != nil {
+		return err
+	}
+	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log, Kept: s.kept}); err != nil {
+		return err
+	}
+	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{NoLoopback: s.opts.NoLoopback, Log: s.log}); err != nil {
+		return err
+	}
+	cm := ucma.NewServer(s.cm)
+	cm.OnFailure(s.connectionFailed)
+	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
+	pollers := poller.New(s.log)
+	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
+		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, PCI: s.links.functions.find,
+		Dir: s.dir.path, Node: s.opts.Node,
+		AskHelper: s.opts.AskLaunchers, Quota: s.quota, Doorbells: s.opts.Doorbells, Pollers: pollers, Rights: &s.rights,
+		Kept: s.kept, Authority: s.authority, Refused: s.callRefused, Log: s.log}); err != nil {
+		return err
+	}
+	s.links.guests = s.guests
+	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.CopiesOf,
+		Pollers: pollers, Rights: &s.rights,
+		Kept: s.kept, Refused: s.callRefused, Log: s.log})
+	return nil
+}
+
+// createFirstLinks makes the devices of the options, or the default device. After an error, the caller closes the
+// service.
+func (s *Service) createFirstLinks() error {
+	if s.opts.Links == nil {
+		l, err := s.links.openDefaultLink()
+		if err != nil {
+			return err
+		}
+		s.links.add(l)
+		if err := s.guests.CheckTreesCurrent(); err != nil {
+			return err
+		}
+	}
+	if err := s.createLinks(s.opts.Links); err != nil {
+		return err
+	}
+	s.links.configured = false
+	return nil
 }
 
 // createLinks makes several devices, and updates the programs' files once. After an error, the caller closes the

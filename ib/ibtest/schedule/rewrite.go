@@ -368,122 +368,149 @@ func insertPauses(path string, src []byte, first int, wide bool) (text string, p
 	if err != nil {
 		return "", nil, err
 	}
-	var in []textReplacement
-	offset := func(p token.Pos) int { return fset.Position(p).Offset }
-	pause := func(s ast.Node) (call string) {
-		places = append(places, fset.Position(s.Pos()).String())
-		return fmt.Sprintf("schedulePause(%d)", first+len(places)-1)
-	}
-	// address returns an expression for the address of the lock of a call, or "" if the lock has no plain path.
-	address := func(call *ast.CallExpr) string {
-		lock := call.Fun.(*ast.SelectorExpr).X
-		if !isAddressable(lock) {
-			return ""
-		}
-		return fmt.Sprintf("scheduleAddress(&%s)", src[offset(lock.Pos()):offset(lock.End())])
-	}
-	around := func(list []ast.Stmt) {
-		for _, s := range list {
-			for { // skip labels
-				l, ok := s.(*ast.LabeledStmt)
-				if !ok {
-					break
-				}
-				s = l.Stmt
-			}
-			switch s := s.(type) {
-			case *ast.ExprStmt:
-				call, ok := s.X.(*ast.CallExpr)
-				if !ok || !isLockCall(call) {
-					continue
-				}
-				text, lock := string(src[offset(s.Pos()):offset(s.End())]), address(call)
-				before := pause(s)
-				switch {
-				case lock != "" && isUnlockCall(call):
-					before += fmt.Sprintf("; scheduleUnlock(%s)", lock)
-				case lock != "":
-					text = fmt.Sprintf("scheduleLock(%d, %s, %s)", first+len(places)-1, lock, strings.TrimSuffix(text, "()"))
-				}
-				in = append(in, textReplacement{from: offset(s.Pos()), to: offset(s.End()),
-					text: before + "; " + text + "; " + pause(s)})
-			case *ast.DeferStmt: // the last deferred call runs first
-				if !isLockCall(s.Call) {
-					continue
-				}
-				text, lock := string(src[offset(s.Pos()):offset(s.End())]), address(s.Call)
-				before := "defer " + pause(s)
-				if lock != "" && isUnlockCall(s.Call) {
-					before += fmt.Sprintf("; defer scheduleUnlock(%s)", lock)
-				}
-				in = append(in, textReplacement{from: offset(s.Pos()), to: offset(s.End()),
-					text: before + "; " + text + "; defer " + pause(s)})
-			}
-		}
-	}
-	insert := func(p token.Pos, text string, closes bool) {
-		in = append(in, textReplacement{offset(p), offset(p), text, closes})
-	}
-	passed := map[ast.Expr]bool{} // calls that need no pause of their own, or whose result cannot be passed on
-	widely := func(n ast.Node) {
-		switch n := n.(type) {
-		case *ast.CommClause:
-			insert(n.Colon+1, " "+pause(n)+";", false)
-		case *ast.DeferStmt:
-			passed[n.Call] = true
-		case *ast.GoStmt:
-			passed[n.Call] = true
-			if f, ok := n.Call.Fun.(*ast.FuncLit); ok {
-				insert(f.Body.Lbrace+1, " "+pause(n)+";", false)
-			}
-		case *ast.AssignStmt:
-			if len(n.Rhs) == 1 && len(n.Lhs) > 1 {
-				passed[n.Rhs[0]] = true
-			}
-		case *ast.CallExpr:
-			s, ok := n.Fun.(*ast.SelectorExpr)
-			if !ok {
-				return
-			}
-			if len(n.Args) == 1 && s.Sel.Name == "Go" {
-				if f, ok := n.Args[0].(*ast.FuncLit); ok {
-					insert(f.Body.Lbrace+1, " "+pause(n)+";", false)
-				}
-			}
-			if isSyncCall(n) && slices.Contains(valueMethods, s.Sel.Name) && !passed[n] {
-				call := strings.Replace(pause(n), "Pause", "Pass", 1)
-				insert(n.Pos(), strings.TrimSuffix(call, ")")+", ", false)
-				insert(n.End(), ")", true)
-			}
-		}
-	}
-	statements := func(list []ast.Stmt) {
-		around(list)
-		for _, s := range list {
-			if wide && isSyncStatement(s) {
-				insert(s.Pos(), pause(s)+"; ", false)
-				insert(s.End(), "; "+pause(s), true)
-				if x, ok := s.(*ast.ExprStmt); ok {
-					passed[x.X] = true
-				}
-			}
-		}
-	}
+	p := pauseInserter{fset: fset, src: src, first: first, wide: wide, passed: map[ast.Expr]bool{}}
 	ast.Inspect(f, func(n ast.Node) bool {
 		if wide {
-			widely(n)
+			p.insertAtNode(n)
 		}
 		switch n := n.(type) {
 		case *ast.BlockStmt:
-			statements(n.List)
+			p.insertInList(n.List)
 		case *ast.CaseClause:
-			statements(n.Body)
+			p.insertInList(n.Body)
 		case *ast.CommClause:
-			statements(n.Body)
+			p.insertInList(n.Body)
 		}
 		return true
 	})
-	return replaceTexts(src, in), places, nil
+	return replaceTexts(src, p.in), p.places, nil
+}
+
+// pauseInserter collects the pauses of a source file.
+type pauseInserter struct {
+	fset   *token.FileSet
+	src    []byte
+	first  int // number of the first pause
+	wide   bool
+	places []string // positions of the pauses
+	in     []textReplacement
+	passed map[ast.Expr]bool // calls that need no pause of their own, or whose result cannot be passed on
+}
+
+func (p *pauseInserter) offset(at token.Pos) int { return p.fset.Position(at).Offset }
+
+// textOf returns the source text of a node.
+func (p *pauseInserter) textOf(n ast.Node) string {
+	return string(p.src[p.offset(n.Pos()):p.offset(n.End())])
+}
+
+// pause numbers a pause at a node, and returns the call.
+func (p *pauseInserter) pause(n ast.Node) (call string) {
+	p.places = append(p.places, p.fset.Position(n.Pos()).String())
+	return fmt.Sprintf("schedulePause(%d)", p.first+len(p.places)-1)
+}
+
+func (p *pauseInserter) insert(at token.Pos, text string, closes bool) {
+	p.in = append(p.in, textReplacement{p.offset(at), p.offset(at), text, closes})
+}
+
+// lockAddress returns an expression for the address of the lock of a call, or "" if the lock has no plain path.
+func (p *pauseInserter) lockAddress(call *ast.CallExpr) string {
+	lock := call.Fun.(*ast.SelectorExpr).X
+	if !isAddressable(lock) {
+		return ""
+	}
+	return fmt.Sprintf("scheduleAddress(&%s)", p.textOf(lock))
+}
+
+// insertInList inserts the pauses around the statements of a list.
+func (p *pauseInserter) insertInList(list []ast.Stmt) {
+	for _, s := range list {
+		p.insertAroundLock(s)
+	}
+	for _, s := range list {
+		if p.wide && isSyncStatement(s) {
+			p.insert(s.Pos(), p.pause(s)+"; ", false)
+			p.insert(s.End(), "; "+p.pause(s), true)
+			if x, ok := s.(*ast.ExprStmt); ok {
+				p.passed[x.X] = true
+			}
+		}
+	}
+}
+
+// insertAroundLock inserts pauses around a statement that locks or unlocks.
+func (p *pauseInserter) insertAroundLock(s ast.Stmt) {
+	for { // skip labels
+		l, ok := s.(*ast.LabeledStmt)
+		if !ok {
+			break
+		}
+		s = l.Stmt
+	}
+	replace := func(text string) {
+		p.in = append(p.in, textReplacement{from: p.offset(s.Pos()), to: p.offset(s.End()), text: text})
+	}
+	switch s := s.(type) {
+	case *ast.ExprStmt:
+		call, ok := s.X.(*ast.CallExpr)
+		if !ok || !isLockCall(call) {
+			return
+		}
+		text, lock := p.textOf(s), p.lockAddress(call)
+		before := p.pause(s)
+		switch {
+		case lock != "" && isUnlockCall(call):
+			before += fmt.Sprintf("; scheduleUnlock(%s)", lock)
+		case lock != "":
+			text = fmt.Sprintf("scheduleLock(%d, %s, %s)", p.first+len(p.places)-1, lock, strings.TrimSuffix(text, "()"))
+		}
+		replace(before + "; " + text + "; " + p.pause(s))
+	case *ast.DeferStmt: // the last deferred call runs first
+		if !isLockCall(s.Call) {
+			return
+		}
+		text, lock := p.textOf(s), p.lockAddress(s.Call)
+		before := "defer " + p.pause(s)
+		if lock != "" && isUnlockCall(s.Call) {
+			before += fmt.Sprintf("; defer scheduleUnlock(%s)", lock)
+		}
+		replace(before + "; " + text + "; defer " + p.pause(s))
+	}
+}
+
+// insertAtNode inserts the pauses of wide at a node.
+func (p *pauseInserter) insertAtNode(n ast.Node) {
+	switch n := n.(type) {
+	case *ast.CommClause:
+		p.insert(n.Colon+1, " "+p.pause(n)+";", false)
+	case *ast.DeferStmt:
+		p.passed[n.Call] = true
+	case *ast.GoStmt:
+		p.passed[n.Call] = true
+		if f, ok := n.Call.Fun.(*ast.FuncLit); ok {
+			p.insert(f.Body.Lbrace+1, " "+p.pause(n)+";", false)
+		}
+	case *ast.AssignStmt:
+		if len(n.Rhs) == 1 && len(n.Lhs) > 1 {
+			p.passed[n.Rhs[0]] = true
+		}
+	case *ast.CallExpr:
+		s, ok := n.Fun.(*ast.SelectorExpr)
+		if !ok {
+			return
+		}
+		if len(n.Args) == 1 && s.Sel.Name == "Go" {
+			if f, ok := n.Args[0].(*ast.FuncLit); ok {
+				p.insert(f.Body.Lbrace+1, " "+p.pause(n)+";", false)
+			}
+		}
+		if isSyncCall(n) && slices.Contains(valueMethods, s.Sel.Name) && !p.passed[n] {
+			call := strings.Replace(p.pause(n), "Pause", "Pass", 1)
+			p.insert(n.Pos(), strings.TrimSuffix(call, ")")+", ", false)
+			p.insert(n.End(), ")", true)
+		}
+	}
 }
 
 // isSyncCall reports whether a call is an atomic operation or uses a wait group, according to its name.
