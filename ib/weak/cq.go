@@ -23,7 +23,7 @@ type cq struct {
 	obj ib.CQHandle
 	rep atomic.Bool // the inner queue has reported a completion
 
-	// hides is set when hidden requests exist. The completions of hidden requests are invisible to the consumer.
+	// hides is set when hidden requests may exist. The completions of hidden requests are invisible to the consumer.
 	hides atomic.Bool
 
 	ord       uint64 // number in creation order
@@ -608,11 +608,11 @@ func (c *cq) runCQStep() (more bool) {
 //verbena:held mu
 func (c *cq) decideReport() (report, again bool) {
 	_ = c.fillWindow(1 << 30)
-	if len(c.held) > 0 {
+	switch {
+	case c.visible && len(c.held) > 0:
 		c.later = true
 		return false, false
-	}
-	if c.visible { // the consumer has polled it already
+	case c.visible: // the consumer has polled the completion already
 		return true, false
 	}
 	missed, err := c.DriverCQ.ReqNotify(c.notify | ib.NotifyReportMissed)

@@ -111,6 +111,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	}
 	q.sendCQ, _ = init.SendCQ.(*cq)
 	q.recvCQ, _ = init.RecvCQ.(*cq)
+	if q.isUnordered() {
+		q.sendCQ.hides.Store(true)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.made++
