@@ -167,7 +167,7 @@ type ruleTest struct {
 func allChecks() []ruleTest {
 	return slices.Concat(
 		queuePairChecks, dataChecks, srdChecks, rightsChecks, errorChecks, incompleteChecks, sleepChecks,
-		reentrantChecks, callbackChecks, armedChecks,
+		reentrantChecks, meetingChecks, callbackChecks, armedChecks,
 		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, rejectedCallChecks, keyChecks, domainChecks, lateEffectChecks, peerChecks,

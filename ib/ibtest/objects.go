@@ -324,6 +324,9 @@ func (p *pair) sendAndKeepCompletion(id uint64) {
 	p.e.awaitDueCallbacks()
 }
 
+// largeModeration is a number of completions that needs more than 8 bits.
+const largeModeration = 300
+
 func testCQModeration(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
@@ -342,6 +345,19 @@ func testCQModeration(e *testEnv) {
 	}
 	p.exchangeMessage(0, 3, 8)
 	e.eventually("the notification after 3 completions", func() bool { return calls.Load() == 1 })
+	e.must("moderate to a large count", p.cqs[1].Moderate(largeModeration, 0))
+	arm()
+	for i := range largeModeration - 1 {
+		p.exchangeMessage(0, uint64(100+i), 8)
+	}
+	e.awaitDueCallbacks()
+	if n := calls.Load(); n != 1 {
+		e.Errorf("%d notifications after %d of %d completions, want none", n-1, largeModeration-1, largeModeration)
+	}
+	p.exchangeMessage(0, 99, 8)
+	e.eventually(fmt.Sprintf("the notification after %d completions", largeModeration),
+		func() bool { return calls.Load() == 2 })
+	calls.Store(1)
 	e.must("moderate", p.cqs[1].Moderate(1000, time.Millisecond))
 	arm()
 	p.exchangeMessage(0, 4, 8)

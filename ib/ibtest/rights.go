@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,6 +28,11 @@ var rightsChecks = []ruleTest{
 		name: "Data/KeyReuse",
 		rule: "the key of a region or window that is gone is not given to those that are made next",
 		test: testKeyIsNotReusedAtOnce,
+	},
+	{
+		name: "Data/KeysUnique",
+		rule: "a key or number belongs to one object at a time, after any number of earlier objects",
+		test: testKeysAreUnique, plain: true,
 	},
 	{
 		name: "Data/VisibleAtCompletion",
@@ -168,6 +174,112 @@ func testKeyIsNotReusedAtOnce(e *testEnv) {
 			}
 		}
 	}
+}
+
+const (
+	// uniqueTime limits the creation of objects of each kind. Numbers of 16 bits have wrapped by then. Those of 20 bits
+	// wrap within thoroughUniqueTime, which applies with thoroughSeeds.
+	uniqueTime         = 100 * time.Millisecond
+	thoroughUniqueTime = 4 * time.Second
+	thoroughSeeds      = 100
+	// mostUnique is the largest number of objects of each kind.
+	mostUnique = 1<<20 + 1<<10
+
+	numberedQP = "queue pair" // its numbers are no keys
+)
+
+// testKeysAreUnique keeps some objects, and creates and destroys others until their numbers have wrapped. Drivers may
+// forget to skip the numbers that are in use.
+func testKeysAreUnique(e *testEnv) {
+	limit := uniqueTime
+	if *modelSeeds >= thoroughSeeds {
+		limit = thoroughUniqueTime
+	}
+	pd := e.newPD()
+	cq := e.newCQ(1, nil)
+	qpInit := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq,
+		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}
+	for _, qpInit.Type = range []ib.QPType{ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeSRD} {
+		if e.supportsType(qpInit.Type) {
+			break
+		}
+	}
+	b := e.newBuffer(pd, 64, allAccess)
+	var keptBefore []numberedObject
+	for _, kind := range []struct {
+		name   string
+		create func() (keys [2]uint32, destroy func() error, err error)
+	}{
+		{"region", func() ([2]uint32, func() error, error) {
+			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: b.addr, Length: 64, Access: allAccess})
+			if err != nil {
+				return [2]uint32{}, nil, err
+			}
+			return [2]uint32{mr.LKey(), mr.RKey()}, mr.Dereg, nil
+		}},
+		{"region for fast registration", func() ([2]uint32, func() error, error) {
+			mr, err := pd.AllocMR(1)
+			if err != nil {
+				return [2]uint32{}, nil, err
+			}
+			return [2]uint32{mr.LKey(), mr.RKey()}, mr.Dereg, nil
+		}},
+		{"window", func() ([2]uint32, func() error, error) {
+			mw, err := pd.AllocMW(ib.MWType2)
+			if err != nil {
+				return [2]uint32{}, nil, err
+			}
+			return [2]uint32{0, mw.RKey()}, mw.Dealloc, nil
+		}},
+		{numberedQP, func() ([2]uint32, func() error, error) {
+			qp, err := pd.CreateQP(qpInit)
+			if err != nil {
+				return [2]uint32{}, nil, err
+			}
+			return [2]uint32{0, qp.Num()}, qp.Destroy, nil
+		}},
+	} {
+		keptBefore = append(keptBefore, e.churn(kind.name, kind.create, keptBefore, limit)...)
+	}
+	for _, o := range keptBefore {
+		e.must("destroy a "+o.name, o.destroy())
+	}
+}
+
+// numberedObject is an object with keys or a number.
+type numberedObject struct {
+	name    string
+	keys    [2]uint32 // 0: none
+	destroy func() error
+}
+
+// churn creates three objects, which it returns, and then creates and destroys others for a time. Their keys must
+// differ from those of the living objects.
+func (e *testEnv) churn(name string, create func() ([2]uint32, func() error, error), living []numberedObject,
+	limit time.Duration) (kept []numberedObject) {
+	e.Helper()
+	for range 3 {
+		keys, destroy, err := create()
+		if err != nil {
+			return kept // the driver lacks such objects
+		}
+		kept = append(kept, numberedObject{name, keys, destroy})
+	}
+	living = slices.Concat(living, kept)
+	begin := time.Now()
+	for i := 0; i < mostUnique && (i%64 != 0 || time.Since(begin) < limit); i++ {
+		keys, destroy, err := create()
+		e.must("create a "+name, err)
+		for _, o := range living {
+			for side := range keys {
+				if keys[side] != 0 && keys[side] == o.keys[side] && (name == numberedQP) == (o.name == numberedQP) {
+					e.Fatalf("%s %d has the key or number %#x of a living %s", name, i, keys[side], o.name)
+				}
+			}
+		}
+		e.must("destroy the "+name, destroy())
+	}
+	return kept
 }
 
 // testDataVisibleAtCompletion reads the memory at once when a completion reports that the data have arrived.

@@ -3,8 +3,10 @@ package ibtest
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"verbena/ib"
 )
@@ -16,6 +18,11 @@ var srqLimitChecks = []ruleTest{
 		name: "SRQ/LimitBelow",
 		rule: "a limit that is armed when fewer receives are there raises its event, once: at once, or with the next receive that is taken",
 		test: testSRQLimitBelowCount,
+	},
+	{
+		name: "SRQ/LimitRange",
+		rule: "the limit is any number up to the capacity, also up to one that the same call sets",
+		test: testSRQLimitRange, plain: true,
 	},
 	{
 		name: "SRQ/LimitUnderTraffic",
@@ -62,6 +69,50 @@ func testSRQLimitBelowCount(e *testEnv) {
 		if a.Limit != 0 {
 			e.Errorf("%s: Query shows limit %d when it has been reached, want 0", what, a.Limit)
 		}
+	}
+}
+
+// longSRQ is a number of receives that needs more than 14 bits.
+const longSRQ = 1<<14 + 100
+
+func testSRQLimitRange(e *testEnv) {
+	pd := e.newPD()
+	var events atomic.Int32
+	long := e.newSRQ(pd, ib.SRQInitAttr{
+		Attr: ib.SRQAttr{MaxWR: uint32(min(e.deviceAttr().MaxSRQWR, longSRQ)), MaxSGE: 1},
+		Event: func(_ *ib.SRQ, ev ib.EventType) {
+			if ev == ib.EventSRQLimitReached {
+				events.Add(1)
+			}
+		},
+	})
+	a, err := long.Query()
+	e.must("query srq", err)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: long})
+	list := slices.Repeat([]ib.RecvWR{{SGList: p.buf[1].newSGL(0, 8)}}, int(a.MaxWR))
+	if n, err := long.PostRecv(list...); n != len(list) {
+		e.Fatalf("post %d receives: %d taken, %v", len(list), n, err)
+	}
+	e.must("arm the limit", long.Modify(ib.SRQAttr{Limit: a.MaxWR}, ib.SRQAttrLimit))
+	p.postSend(0, 1, 8)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 0, ib.WCSuccess)
+	e.eventually(fmt.Sprintf("the event of limit %d when the first receive has been taken", a.MaxWR),
+		func() bool { return events.Load() == 1 })
+
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+	both := ib.SRQAttrMaxWR | ib.SRQAttrLimit
+	e.requireFeature("resizing of SRQs", srq.Modify(ib.SRQAttr{MaxWR: 8}, ib.SRQAttrMaxWR))
+	e.must("raise the capacity to 64 and the limit to 60", srq.Modify(ib.SRQAttr{MaxWR: 64, Limit: 60}, both))
+	if a, err := srq.Query(); err != nil || a.MaxWR < 64 || a.Limit != 60 && a.Limit != 0 { // 0: has been reached
+		e.Errorf("capacity 64 and limit 60: Query shows %+v (%v)", a, err)
+	}
+	err = srq.Modify(ib.SRQAttr{MaxWR: 8, Limit: 60}, both)
+	a, queryErr := srq.Query()
+	if err == nil && a.MaxWR < 60 || queryErr != nil {
+		e.Errorf("limit 60 of a smaller queue: Modify succeeds, and Query shows %+v (%v)", a, queryErr)
+	} else if err != nil {
+		e.wantErrno("limit 60 of a smaller queue", err, syscall.EINVAL)
 	}
 }
 

@@ -105,4 +105,36 @@ var laterDefects = []DriverDefect{
 `},
 		},
 	},
+	{
+		// The driver counts the completions for a notification in 8 bits.
+		Name:   "moderation-8-bits",
+		Commit: `unconfirmed: limits of cq_max_count in mlx5 and hns`,
+		Rule:   "A moderated queue notifies when count completions have arrived",
+		Edits: []Edit{{"cq.go", `	if c.due < c.count {
+`, Instead, `	if wrong("moderation-8-bits") {
+		c.due &= 0xff
+	}
+	if c.due < c.count {
+`}},
+	},
+	{
+		// The driver keeps the limit in 14 bits.
+		Name: "srq-limit-14-bits",
+		Rule: "The limit is any number up to the capacity",
+		Edits: []Edit{{"srq.go", `		s.rq.limit = attr.Limit
+`, After, `		if wrong("srq-limit-14-bits") {
+			s.rq.limit &= 1<<14 - 1
+		}
+`}},
+	},
+	{
+		// The driver compares a limit with the capacity before the call.
+		Name: "srq-limit-old-room",
+		Rule: "The limit is any number up to the capacity that the same call sets",
+		Edits: []Edit{{"srq.go", `	if room == 0 || room > maxWR ||`, Before,
+			`	if wrong("srq-limit-old-room") && mask&ib.SRQAttrLimit != 0 && attr.Limit > uint32(len(s.rq.slots)) {
+		return syscall.EINVAL
+	}
+`}},
+	},
 }

@@ -21,7 +21,11 @@ type requestDrawer struct {
 func (d *requestDrawer) drawMessageSize(longest uint64) uint64 {
 	most := uint64(16 << 10)
 	if d.plan.large && d.oneInN(2) {
-		return min(1<<16+d.Uint64N(1<<18), longest)
+		n := 1<<16 + d.Uint64N(1<<18)
+		if d.oneInN(3) { // the low 16 bits are few
+			n = n&^0xffff + d.Uint64N(3)
+		}
+		return min(n, longest)
 	}
 	if d.oneInN(8) {
 		return 0
