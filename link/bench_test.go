@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// BenchmarkUDPStream sends trains one way, with a window as a transport would have it. Its bytes are from the BTH to the
-// ICRC, computed at one end and checked at the other.
+// BenchmarkUDPStream sends trains in one direction, with a window like that of a transport. It counts the bytes from
+// the BTH to the ICRC. One end computes the ICRC and the other end checks it.
 func BenchmarkUDPStream(b *testing.B) {
 	for _, size := range []int{64, 1052, 4124} {
 		for _, packets := range []int{1, 15, 61} {
@@ -46,7 +46,7 @@ func BenchmarkUDPStream(b *testing.B) {
 	}
 }
 
-// BenchmarkUDPPingPong is a round trip between two endpoints that answer from their receive threads.
+// BenchmarkUDPPingPong measures a round trip between two endpoints that answer from their receive threads.
 func BenchmarkUDPPingPong(b *testing.B) {
 	for _, size := range []int{64, 4124} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

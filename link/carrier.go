@@ -2,8 +2,8 @@ package link
 
 import "sync/atomic"
 
-// SetLink has every packet pass, or none, in either direction. What is held up while the link is down is lost at its time. It
-// may not sleep.
+// SetLink sets the link up or down. While the link is down, no packet passes in either direction. Packets that are held
+// up and become due while the link is down are lost. SetLink may not sleep.
 func (f *Faults) SetLink(up bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -11,14 +11,14 @@ func (f *Faults) SetLink(up bool) {
 	f.changed()
 }
 
-// moment is a packet in front of which the link goes down.
+// moment is the packet before which the link goes down.
 type moment struct {
-	left atomic.Int64 // packets, the one included
+	left atomic.Int64 // packets up to the first lost one, which is included
 	hit  func()
 }
 
-// AtPacket has the link go down in front of the n-th packet that is sent from now on, and hit called then, without sleeping,
-// from an unspecified thread. A second call replaces the first; n 0: nowhere.
+// AtPacket takes the link down before the n-th packet that is sent from now on. It then calls hit, which may not sleep,
+// from an unspecified thread. A second call replaces the first. n = 0 cancels it.
 func (f *Faults) AtPacket(n uint64, hit func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -32,7 +32,7 @@ func (f *Faults) AtPacket(n uint64, hit func()) {
 	f.changed()
 }
 
-// count notes that n packets are to be sent, and returns how many of them are before the moment.
+// count counts n packets that are about to be sent, and returns the number of them that precede the moment.
 func (f *Faults) count(n int) (before int) {
 	m := f.moment.Load()
 	if m == nil {
@@ -44,7 +44,7 @@ func (f *Faults) count(n int) (before int) {
 	}
 	before = max(int(left)+n-1, 0)
 	if left+int64(n) <= 0 {
-		return 0 // another thread has come to it
+		return 0 // another thread has already reached the moment
 	}
 	f.mu.Lock()
 	f.down = true

@@ -1,14 +1,14 @@
 // Package link carries RoCEv2 packets between the addresses of a device and the rest of the network.
 //
-// A [Network] opens an [Endpoint] for each local address. What is sent is a [Train]: consecutive packets to one
-// destination in one buffer, the shape that UDP segmentation offload takes. What arrives is handed to a
-// [Receiver] in batches, on the endpoint's own thread, which therefore runs the protocol to completion.
+// A [Network] opens an [Endpoint] for each local address. A [Train] is the unit of sending: consecutive packets to one
+// destination in one buffer, the format of UDP segmentation offload. A [Receiver] gets the received packets in batches,
+// on the thread of the endpoint. The Receiver therefore runs the protocol to completion.
 //
-// What is sent to an address of this host is in its socket before the call that sends it returns. A thread that has the
-// turn of that endpoint ([Taker]) receives it itself, and wakes no other.
+// A packet to an address of this host is in the destination's socket before the sending call returns. A thread that
+// holds the receive token of the destination ([Taker]) receives the packet itself, and wakes no other thread.
 //
-// The ICRC covers the IP header, which only this package knows. So it is computed here on sending and checked
-// here on receipt: a Train has room for it, and a Receiver never sees a packet whose ICRC was wrong.
+// The ICRC covers the IP header, which only this package knows. Therefore this package computes the ICRC on sending and
+// checks it on receipt. A Train has room for the ICRC. A Receiver never gets a packet with a wrong ICRC.
 //
 // # The networks
 //
@@ -16,30 +16,32 @@
 //	UDP         the host's network, through unprivileged UDP sockets
 //	simnet.Net  a network in memory, for tests in virtual time (package simnet)
 //
-// Package netdev, beside them, finds the host's interfaces and their addresses, and watches them.
+// Package netdev finds the host's interfaces and their addresses, and watches them.
 //
-// [Taps] show what passes to whoever makes a capture of it.
+// [Taps] pass copies of the packets to captures.
 //
 // # The IPv4 identification
 //
-// A UDP socket cannot say which identification its packets shall have, and not see that of those it receives, but
-// the ICRC covers it. What Linux sends is predictable where don't fragment is set and the socket is not connected:
-// 0, and counted up from 0 within a batch that segmentation offload cuts. So a Train is sealed for the way in which
-// it is going to be sent, and sealed again where the kernel refuses to cut it. On receipt the identification is
-// solved for ([verbena/roce.Flow.Verify]) and then judged: one that its sender is unlikely to have used is taken
-// for damage. IPv6 has none of this.
+// A UDP socket cannot set the identification of its packets, and does not report that of received packets, but the ICRC
+// covers the identification. The identifications that Linux sends are predictable if "don't fragment" is set and the
+// socket is not connected: 0, and counting up from 0 within a batch that segmentation offload splits. Therefore a Train
+// is sealed for the intended method of sending, and sealed again if the kernel refuses to segment it. On receipt,
+// [verbena/roce.Flow.Verify] computes the identification from the ICRC. If the sender is unlikely to have used this
+// identification, the packet counts as damaged. IPv6 has no identification.
 //
 // # Source ports and groups
 //
-// Everything arrives at port 4791, but leaves from the port that the train names, since routers spread flows by it. A
-// plain socket sends from one port, so an endpoint has a socket for each port in use, up to a limit, opened by the
-// first train from there. A port that is taken costs nothing but entropy: the train leaves from 4791, and is counted.
+// All packets arrive at port 4791. They leave from the source port of the train, since routers spread flows by source
+// port. A plain socket sends from one port. Therefore an endpoint has a socket for each source port in use, up to a
+// limit. The first train from a port opens its socket. If another socket has the port, the train leaves from 4791 and
+// is counted. The only cost is entropy.
 //
-// A multicast group ([Multicaster]) has a socket of its own in each endpoint that joined. One thread of the endpoint
-// receives for all its groups. The kernel loops packets to a group back to all members on this host, the sender too.
+// An endpoint that joins a multicast group ([Multicaster]) has a separate socket for the group. One thread of the
+// endpoint receives for all its groups. The kernel loops packets to a group back to all members on this host, including
+// the sender.
 //
 // # Loss
 //
-// Like the network itself, an Endpoint promises nothing: the transport above recovers from loss. What an Endpoint
-// does know to be lost, and why, is in its [Stats].
+// Like the network, an Endpoint guarantees no delivery: the transport above recovers from loss. [Stats] counts the
+// losses known to an Endpoint, by reason.
 package link

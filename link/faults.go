@@ -16,36 +16,36 @@ import (
 	"verbena/roce"
 )
 
-// Faults is a network whose packets suffer on their way out what its rules say; only those with Stop act on what comes
-// in, too. Rules may come and go at any time; without any, packets pass at full speed. Behind the rules is the link, which may
-// be down (SetLink), and limit and delay what is sent (Shape).
+// Faults is a network that applies rules to outgoing packets. Rules with Stop also apply to incoming packets. Rules can
+// be added and removed at any time. Without rules, packets pass at full speed. After the rules, packets enter the link,
+// which can be down (SetLink), and can limit and delay them (Shape).
 //
-// It is repeatable: of the n-th rule added to a Faults with a given seed, the decisions on the first, second and so on
-// packet that it sees are always the same.
+// The decisions are repeatable. If two Faults have the same seed, their n-th rules make the same decisions on the
+// first, second and all further packets that they see.
 type Faults struct {
 	inner Network
-	kinds atomic.Uint32 // of what there is: actsOnSent and so on, or-ed
+	kinds atomic.Uint32 // bits of the active effects: actsOnSent and so on
 
 	precise bool
-	shaper  atomic.Pointer[shaper] // nil: none; written under mu
-	held    atomic.Int64           // bytes that are held up for it
-	moment  atomic.Pointer[moment] // nil: none; written under mu
+	shaper  atomic.Pointer[shaper] // written under mu; nil: no shape
+	held    atomic.Int64           // bytes that the shaper holds
+	moment  atomic.Pointer[moment] // written under mu; nil: no moment
 
 	mu    sync.Mutex
 	down  bool
-	ends  map[*faultEndpoint]struct{} // those that are open
+	ends  map[*faultEndpoint]struct{} // the open endpoints
 	rules []*activeRule
-	ids   *atomic.Int64 // given last
+	ids   *atomic.Int64 // the last ID
 	seeds rand.Source
 
 	onImpairment func(Impairment) // see OnImpairment
 }
 
-// What a rule acts on.
+// Bits of Faults.kinds: the objects of the rules, and the states of the link.
 const (
 	actsOnSent uint32 = 1 << iota
 	actsOnReceived
-	actsOnReceives // the receives that a message needs: RNR
+	actsOnReceives // availability of receives for a message: RNR
 	actsCut        // the link is down
 	actsShape      // Shape
 	actsMoment     // AtPacket
@@ -61,8 +61,8 @@ func (r *activeRule) kinds() uint32 {
 	return actsOnSent
 }
 
-// NewFaults puts faults in front of a network, whose endpoints must be [RawEndpoint]s. The seeds of the rules are drawn
-// from src, which is not to be used for anything else; nil gives each run other faults.
+// NewFaults puts faults in front of a network. The endpoints of the network must be [RawEndpoint]s. The seeds of the
+// rules come from src, which must have no other use. If src is nil, the faults differ from run to run.
 func NewFaults(inner Network, src rand.Source) *Faults {
 	if src == nil {
 		src = rand.NewPCG(rand.Uint64(), rand.Uint64())
@@ -70,12 +70,13 @@ func NewFaults(inner Network, src rand.Source) *Faults {
 	return &Faults{inner: inner, seeds: src, ids: new(atomic.Int64), ends: map[*faultEndpoint]struct{}{}}
 }
 
-// Precise has packets that are held up leave within microseconds of their time, where package time is late by up to a
-// millisecond, by a thread for each endpoint that holds any. It comes before the first Listen, and is not for virtual time.
+// Precise makes held packets leave within microseconds of their time. For this, each endpoint that holds packets uses a
+// thread. Otherwise packets leave up to a millisecond late, like the timers of package time. Precise must be called
+// before the first Listen, and does not work in virtual time.
 func (f *Faults) Precise() { f.precise = true }
 
-// NumberBy has the IDs of rules counted by n, which several Faults may share so that no two rules of theirs have the same
-// ID. It comes before the first Add.
+// NumberBy takes the IDs of rules from the counter n. Several Faults can share n, and then no two of their rules have
+// the same ID. NumberBy must be called before the first Add.
 func (f *Faults) NumberBy(n *atomic.Int64) { f.ids = n }
 
 // Impairment describes packets of one queue pair that rules, or the shape of the link, have impaired.
@@ -99,28 +100,28 @@ const (
 	NumImpairments
 )
 
-// reportedDelay is the shortest delay that is an impairment.
+// reportedDelay is the shortest delay that counts as an impairment.
 const reportedDelay = time.Millisecond
 
-// OnImpairment sets a function that is called after packets were impaired. It must be called before the first Listen.
-// f may not sleep, and is called with locks held.
+// OnImpairment sets a function that is called after each impairment. It must be called before the first Listen. The
+// function is called with locks held, and may not sleep.
 func (f *Faults) OnImpairment(fn func(Impairment)) { f.onImpairment = fn }
 
-// report calls the function of OnImpairment.
+// report calls the function set by OnImpairment.
 func (f *Faults) report(x Impairment) {
 	if f.onImpairment != nil && x.Packets > 0 {
 		f.onImpairment(x)
 	}
 }
 
-// reportDelay reports a delay.
+// reportDelay reports a delay of at least reportedDelay.
 func (f *Faults) reportDelay(qp uint32, packets int, d time.Duration) {
 	if d >= reportedDelay {
 		f.report(Impairment{Kind: Delayed, QP: qp, Packets: packets, Delay: d})
 	}
 }
 
-// Add puts a rule in force. The error wraps [ErrRule].
+// Add activates a rule. The error wraps [ErrRule].
 func (f *Faults) Add(r Rule) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -128,7 +129,7 @@ func (f *Faults) Add(r Rule) error {
 	r.Peer, r.GID = r.Peer.Unmap(), r.GID.Unmap()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	seed1, seed2 := f.seeds.Uint64(), f.seeds.Uint64() // drawn in any case: they do not shift those of other rules
+	seed1, seed2 := f.seeds.Uint64(), f.seeds.Uint64() // drawn in any case, to keep the seeds of other rules
 	if r.Seed != 0 {
 		seed1, seed2 = r.Seed, 0
 	}
@@ -160,8 +161,8 @@ func (f *Faults) changed() {
 	f.kinds.Store(kinds)
 }
 
-// Remove ends the rule that List shows with this ID, and reports whether there was one. Packets that it holds up stay
-// so until their time.
+// Remove ends the rule with this ID (see List), and reports whether the rule existed. Packets that the rule holds up
+// stay held until their time.
 func (f *Faults) Remove(id int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,7 +180,7 @@ func (f *Faults) Clear() {
 	f.changed()
 }
 
-// List returns the rules in force in the order in which they were added.
+// List returns the active rules in the order of their addition.
 func (f *Faults) List() []RuleState {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -191,11 +192,11 @@ func (f *Faults) List() []RuleState {
 	return list
 }
 
-// Active reports whether anything may happen to packets. It neither sleeps nor locks: a driver may ask before it takes a way that
-// leaves the network out. A nil Faults has none.
+// Active reports whether packets can be affected by a rule, the link, its shape, or AtPacket. It neither sleeps nor
+// locks. A driver may call it before it bypasses the network. Active of a nil Faults returns false.
 func (f *Faults) Active() bool { return f != nil && f.kinds.Load() != 0 }
 
-// NotReady reports whether a responder shall behave as if no receive were posted for a message; see [Rule].RNR. p has
+// NotReady reports whether a responder must behave as if no receive were posted for a message; see [Rule].RNR. p holds
 // the properties of the packet that are not in its BTH. NotReady may not sleep. A nil Faults has no rules.
 func (f *Faults) NotReady(p Packet, pkt []byte) (rnr bool) {
 	if f == nil || f.kinds.Load()&actsOnReceives == 0 {
@@ -213,7 +214,7 @@ func (f *Faults) NotReady(p Packet, pkt []byte) (rnr bool) {
 	return false
 }
 
-// stopped decides on a received packet. p has the properties that are not in its BTH.
+// stopped reports whether a rule stops a received packet. p holds the properties of the packet that are not in its BTH.
 func (f *Faults) stopped(p Packet, pkt []byte) bool {
 	describe(&p, pkt)
 	f.mu.Lock()
@@ -226,7 +227,7 @@ func (f *Faults) stopped(p Packet, pkt []byte) bool {
 	return false
 }
 
-// judge decides on the packets of a train from an address and reports whether anything happens to any.
+// judge applies the rules to the packets of a train from an address. It reports whether any packet is affected.
 func (f *Faults) judge(from netip.Addr, t *Train, v []verdict) (any bool) {
 	p := Packet{Local: from.Unmap(), Peer: t.Dst.Unmap(), QP: t.QP, TOS: t.TOS, SL: t.SL}
 	f.mu.Lock()
@@ -245,7 +246,7 @@ func (f *Faults) judge(from netip.Addr, t *Train, v []verdict) (any bool) {
 	return slices.ContainsFunc(v, func(v verdict) bool { return !v.clean() })
 }
 
-// Listen is [Network.Listen].
+// Listen implements [Network.Listen].
 func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	e := &faultEndpoint{faults: f, receiver: r}
 	inner, err := f.inner.Listen(addr, e)
@@ -277,20 +278,20 @@ type faultEndpoint struct {
 
 	receiver Receiver
 
-	runner runner // of sendDue
+	runner runner // calls sendDue
 
-	lost      atomic.Uint64 // for want of room
-	cut       atomic.Uint64 // while the link was down
-	overflows atomic.Uint64 // of the queue of the shaper
-	losses    atomic.Uint64 // by Shape.Loss
-	marked    atomic.Uint64 // with congestion experienced
+	lost      atomic.Uint64 // no room in queue, or a failed send
+	cut       atomic.Uint64 // the link was down
+	overflows atomic.Uint64 // no room in the queue of the shaper
+	losses    atomic.Uint64 // lost by Shape.Loss
+	marked    atomic.Uint64 // marked with congestion experienced
 	waiting   atomic.Int64  // number of packets in queue with behind > 0; written under mu
 
 	closed atomic.Bool // written under mu
 
 	mu     sync.Mutex
-	queue  timeq.Queue[*heldPacket] // by rules
-	shaped timeq.Queue[*heldPacket] // by the shaper, which comes after the rules
+	queue  timeq.Queue[*heldPacket] // held by rules
+	shaped timeq.Queue[*heldPacket] // held by the shaper, after the rules
 }
 
 // runner is a timeq.Runner or a pacer.
@@ -299,10 +300,10 @@ type runner interface {
 	Stop()
 }
 
-// maxHeld bounds the number of packets that an endpoint holds up; more are lost.
+// maxHeld limits the number of packets that an endpoint holds. Further packets are lost.
 const maxHeld = fault.MaxQueuePackets
 
-// Receive implements Receiver, between the endpoint behind and who listens.
+// Receive implements [Receiver]. It filters the packets between the inner endpoint and the receiver.
 func (e *faultEndpoint) Receive(a *Arrival) {
 	kinds := e.faults.kinds.Load()
 	if kinds&actsCut != 0 {
@@ -327,7 +328,7 @@ func (e *faultEndpoint) Receive(a *Arrival) {
 	e.receiver.Receive(a)
 }
 
-// Claim is [Taker.Claim]: what is sent at once can be taken at once.
+// Claim implements [Taker.Claim]. A packet without delay can be received immediately.
 func (e *faultEndpoint) Claim() Turn {
 	if t, ok := e.RawEndpoint.(Taker); ok {
 		return t.Claim()
@@ -335,14 +336,14 @@ func (e *faultEndpoint) Claim() Turn {
 	return nil
 }
 
-// Expect is [Taker.Expect].
+// Expect implements [Taker.Expect].
 func (e *faultEndpoint) Expect() {
 	if t, ok := e.RawEndpoint.(Taker); ok {
 		t.Expect()
 	}
 }
 
-// SendSome is [BatchSender.SendSome]. Rules apply to single trains.
+// SendSome implements [BatchSender.SendSome]. If rules are active, it returns 0, since rules apply to single trains.
 func (e *faultEndpoint) SendSome(list []*Train) int {
 	b, ok := e.RawEndpoint.(BatchSender)
 	if !ok || e.faults.kinds.Load()&actsOnSend != 0 || e.waiting.Load() != 0 {
@@ -351,10 +352,10 @@ func (e *faultEndpoint) SendSome(list []*Train) int {
 	return b.SendSome(list)
 }
 
-// actsOnSend are the kinds of rules that Send applies.
+// actsOnSend holds the bits of the effects that Send applies.
 const actsOnSend = actsOnSent | actsCut | actsShape | actsMoment
 
-// Send is [Endpoint.Send].
+// Send implements [Endpoint.Send].
 func (e *faultEndpoint) Send(t *Train) error {
 	kinds := e.faults.kinds.Load() & actsOnSend
 	if kinds == 0 && e.waiting.Load() == 0 || t.Validate() != nil {
@@ -387,11 +388,11 @@ func (e *faultEndpoint) Send(t *Train) error {
 	return e.sendFaulty(t, v)
 }
 
-// sendFaulty sends what the verdicts leave of a train: runs of packets that nothing happens to still go together.
+// sendFaulty sends a train as the verdicts require. Consecutive unaffected packets stay together.
 func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 	var first error
-	acted := false // something was sent, lost or kept: the train cannot be given back with ErrAgain any more
-	start := 0     // of the current run
+	acted := false // a packet was sent, lost or kept: ErrAgain is no longer possible
+	start := 0     // first packet of the current run
 	dropped, damaged := 0, 0
 	defer func() {
 		e.faults.report(Impairment{Kind: Dropped, QP: t.QP, Packets: dropped})
@@ -421,7 +422,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 		if v.clean() {
 			if gone := e.overtake(t.Dst); len(gone) > 0 {
 				if !send(i + 1) {
-					// They had been let go by what was not sent after all; sending them now is no fault.
+					// The unsent packet had already released the packets in gone. Sending them now is harmless.
 					e.transmitAll(gone)
 					return first
 				}
@@ -460,7 +461,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 	return first
 }
 
-// hold keeps a packet for a time, or until others have overtaken it.
+// hold keeps a packet for a time, or until enough packets have overtaken it.
 func (e *faultEndpoint) hold(p *heldPacket, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -477,7 +478,7 @@ func (e *faultEndpoint) hold(p *heldPacket, d time.Duration) {
 	}
 }
 
-// overtake takes note of a packet to dst that is sent, and returns those that have now been overtaken by enough.
+// overtake counts a packet sent to dst. It returns the held packets that enough packets have overtaken now.
 func (e *faultEndpoint) overtake(dst netip.Addr) (list []*heldPacket) {
 	if e.waiting.Load() == 0 {
 		return nil
@@ -507,7 +508,7 @@ func (e *faultEndpoint) transmitAll(list []*heldPacket) {
 	}
 }
 
-// transmit sends a packet that rules have let go.
+// transmit sends a packet that the rules have released.
 func (e *faultEndpoint) transmit(p *heldPacket) {
 	if e.faults.kinds.Load()&actsCut != 0 {
 		e.cut.Add(1)
@@ -517,7 +518,7 @@ func (e *faultEndpoint) transmit(p *heldPacket) {
 	p.free()
 }
 
-// sendDue sends the packets that are due, and returns the time until the next is, 0 if there is none.
+// sendDue sends all due packets. It returns the time until the next packet is due, or 0 if there is none.
 func (e *faultEndpoint) sendDue() time.Duration {
 	for {
 		p, next := e.pop()
@@ -532,7 +533,8 @@ func (e *faultEndpoint) sendDue() time.Duration {
 	}
 }
 
-// pop takes the first packet out of the queue if it is due; else it returns the time until it is, 0 if there is none.
+// pop removes and returns the first packet of the queue if it is due. Otherwise it returns the time until the packet is
+// due, or 0 if the queue is empty.
 func (e *faultEndpoint) pop() (*heldPacket, time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -550,7 +552,8 @@ func (e *faultEndpoint) pop() (*heldPacket, time.Duration) {
 	return p, 0
 }
 
-// Stats returns the counters of the endpoint behind; what faults lost for want of room is in SendCutOff.
+// Stats returns the counters of the inner endpoint, with the counters of the faults added. SendCutOff includes the
+// packets that the faults could not hold or send.
 func (e *faultEndpoint) Stats() Stats {
 	var s Stats
 	if r, ok := e.RawEndpoint.(StatsReader); ok {
@@ -564,7 +567,7 @@ func (e *faultEndpoint) Stats() Stats {
 	return s
 }
 
-// Close is [Endpoint.Close]. Packets that are held up are dropped.
+// Close implements [Endpoint.Close]. It drops held packets.
 func (e *faultEndpoint) Close() error {
 	e.mu.Lock()
 	if !e.closed.Swap(true) {

@@ -18,7 +18,7 @@ import (
 	"verbena/roce"
 )
 
-// A rule is about a queue pair whether that sends or receives.
+// TestFaultsSender: a rule for a queue pair selects packets to and from the queue pair.
 func TestFaultsSender(t *testing.T) {
 	bubble(t, simnet.Config{}, func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink) {
 		add(t, n.Faults(), link.Rule{Drop: 1, QP: 17})
@@ -64,7 +64,7 @@ func TestFaultsMatches(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		rule           link.Rule
-		sent, received []int // the selected ones of kinds
+		sent, received []int // selected indices of kinds
 	}{
 		{"all", link.Rule{}, []int{0, 1, 2, 3, 4, 5}, []int{0, 1, 2, 3, 4, 5}},
 		{"own GID", link.Rule{GID: addrA}, []int{0, 1, 2, 3, 4, 5}, []int{0, 1, 2, 3, 4, 5}},
@@ -89,7 +89,7 @@ func TestFaultsMatches(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := simnet.New(simnet.Config{})
-				f := link.NewFaults(n, nil) // A's only
+				f := link.NewFaults(n, nil) // only for A
 				at := map[netip.Addr]*sink{addrA: {}, addrB: {}}
 				a, err := f.Listen(addrA, at[addrA])
 				if err != nil {
@@ -128,7 +128,7 @@ func TestFaultsMatches(t *testing.T) {
 				}
 				f.Clear()
 				if c.rule.SL != (fault.ServiceLevel{}) {
-					return // received packets have none
+					return // received packets do not have this property
 				}
 				stop := c.rule
 				stop.Stop = true
@@ -172,11 +172,11 @@ func TestFaultsAllocateNothing(t *testing.T) {
 	}
 }
 
-// Behind a Stop nothing passes, whoever sends.
+// TestFaultsStop: with a Stop rule no packet passes in either direction.
 func TestFaultsStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := simnet.New(simnet.Config{})
-		f := link.NewFaults(n, nil) // A's only
+		f := link.NewFaults(n, nil) // only for A
 		at := map[netip.Addr]*sink{}
 		ends := map[netip.Addr]link.Endpoint{}
 		for _, x := range []struct {
@@ -200,7 +200,7 @@ func TestFaultsStop(t *testing.T) {
 			synctest.Wait()
 		}
 		exchange(0)
-		add(t, f, link.Rule{Stop: true, Peer: addrB, Skip: 1}) // which is the first that A sends
+		add(t, f, link.Rule{Stop: true, Peer: addrB, Skip: 1}) // skips the first packet from A
 		exchange(10)
 		if s := f.List()[0]; s.Seen != 4 || s.Hit != 3 || s.Dropped != 3 {
 			t.Errorf("the rule says %+v", s)
@@ -238,7 +238,7 @@ func TestFaultsNotReady(t *testing.T) {
 	add(t, f, link.Rule{RNR: 1, QP: 1, Peer: addrA, Skip: 1, Limit: 2})
 	for _, other := range [][]bool{ask(2, addrA, 3), ask(1, addrB, 3)} {
 		if slices.Contains(other, true) {
-			t.Error("the rule acts on what it is not about")
+			t.Error("the rule acts on packets that it does not select")
 		}
 	}
 	if got := ask(1, addrA, 5); !slices.Equal(got, []bool{false, true, true, false, false}) {
@@ -259,7 +259,7 @@ func TestFaultsNotReady(t *testing.T) {
 	}
 	n, first := share(7)
 	if n < 200 || n > 300 {
-		t.Errorf("of 1000 messages %d are refused", n)
+		t.Errorf("refused %d of 1000 messages, want 200 to 300", n)
 	}
 	if _, again := share(7); !slices.Equal(first, again) {
 		t.Error("the same seed, other decisions")
@@ -269,7 +269,7 @@ func TestFaultsNotReady(t *testing.T) {
 	}
 }
 
-// A seed of its own makes a rule independent of what was added before, and does not change the others.
+// TestFaultsSeed: a rule with its own seed does not depend on earlier rules, and does not change the other rules.
 func TestFaultsSeed(t *testing.T) {
 	lose := func(seed uint64, before ...link.Rule) []int {
 		got, _ := fates(t, seed, 10, append(before, link.Rule{Drop: 0.5, Seed: 42})...)
@@ -307,11 +307,12 @@ func TestFaultsNumberBy(t *testing.T) {
 	}
 }
 
-// Faults go between a device and its network: for a test in virtual time that is a simnet.Net, for the real one
-// link.UDP(link.UDPOptions{}). Given to rxe.Config as both Network and Faults they act on all that the device does.
+// The faults are between a device and its network. The network is a simnet.Net in a test in virtual time, or
+// link.UDP(link.UDPOptions{}) otherwise. If rxe.Config has the Faults as both Network and Faults, they apply to all
+// packets of the device.
 func ExampleFaults() {
 	network := simnet.New(simnet.Config{})
-	faults := link.NewFaults(network, rand.NewPCG(1, 2)) // always the same faults
+	faults := link.NewFaults(network, rand.NewPCG(1, 2)) // with this seed, the same faults in each run
 
 	to := &sink{}
 	a, err := faults.Listen(netip.MustParseAddr("10.0.0.1"), &sink{})

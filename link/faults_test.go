@@ -31,13 +31,13 @@ var (
 	addrC = netip.MustParseAddr("10.0.0.3")
 )
 
-// arrived is a packet that arrived.
+// arrived is a received packet.
 type arrived struct {
 	psn   int
 	after time.Duration
 }
 
-// sink is a Receiver that notes PSNs and times.
+// sink is a Receiver that records PSNs and times.
 type sink struct {
 	start time.Time
 	mu    sync.Mutex
@@ -68,7 +68,7 @@ func (s *sink) arrivals() []arrived {
 	return slices.Clone(s.got)
 }
 
-// train makes a train of n packets of 100 bytes to a queue pair, with PSNs from psn on.
+// train returns a train of n packets of 100 bytes to a queue pair, with PSNs from psn on.
 func train(dst netip.Addr, qp uint32, psn, n int) *link.Train {
 	t := &link.Train{Dst: dst, Size: 100, Buf: make([]byte, n*100)}
 	for i := range n {
@@ -78,8 +78,8 @@ func train(dst netip.Addr, qp uint32, psn, n int) *link.Train {
 	return t
 }
 
-// bubble runs a test in virtual time with two endpoints behind faults: f sends from A; what arrives at B is in the
-// sink.
+// bubble runs a test in virtual time with two endpoints behind faults. f sends from A. The sink records the packets
+// received at B.
 func bubble(t *testing.T, cfg simnet.Config, f func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -122,7 +122,8 @@ func count(from, to int) []int {
 	return list
 }
 
-// What one rule does to a train of packets 0 to 5, followed by one of packets 6 to 9.
+// TestFaultsRules tests the effect of single rules on a train of packets 0 to 5 and a following train of packets 6 to
+// 9.
 func TestFaultsRules(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -197,7 +198,7 @@ func TestFaultsTimes(t *testing.T) {
 	})
 }
 
-// fates runs packets through rules and returns what arrived and what the rules say they did.
+// fates sends packets through rules and returns the PSNs of the received packets and the states of the rules.
 func fates(t *testing.T, seed uint64, trainLen int, rules ...link.Rule) (got []int, states []link.RuleState) {
 	bubble(t, simnet.Config{Rand: rand.NewPCG(seed, 0)}, func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink) {
 		for _, r := range rules {
@@ -212,7 +213,7 @@ func fates(t *testing.T, seed uint64, trainLen int, rules ...link.Rule) (got []i
 	return got, states
 }
 
-// With one seed everything happens again exactly; how packets make trains does not matter.
+// TestFaultsRepeatable: one seed gives the same faults again, and the division into trains has no effect.
 func TestFaultsRepeatable(t *testing.T) {
 	rules := []link.Rule{
 		{Drop: 0.02, Duplicate: 0.03, Corrupt: 0.01, Reorder: 0.05, Behind: 3},
@@ -230,7 +231,7 @@ func TestFaultsRepeatable(t *testing.T) {
 	if got4, _ := fates(t, 2, 1, rules...); slices.Equal(got1, got4) {
 		t.Error("another seed gives the same faults")
 	}
-	// A rule that is there for another queue pair does not shift anything but the seeds of later rules.
+	// A rule for another queue pair changes nothing except the seeds of later rules.
 	only1, _ := fates(t, 1, 1, link.Rule{Drop: 0.1})
 	only2, _ := fates(t, 1, 1, link.Rule{Drop: 0.1}, link.Rule{Drop: 0.5, QP: 3})
 	if !slices.Equal(only1, only2) {
@@ -238,7 +239,7 @@ func TestFaultsRepeatable(t *testing.T) {
 	}
 }
 
-// A rule lists the first that it has hit; the list is the reader's.
+// TestFaultsHitAt: HitAt lists the first hits of a rule, and List returns a copy.
 func TestFaultsHitAt(t *testing.T) {
 	_, states := fates(t, 1, 8, link.Rule{Drop: 1, Skip: 100, Limit: 3}, link.Rule{Drop: 0.3})
 	if got, want := states[0].HitAt, []uint64{101, 102, 103}; !slices.Equal(got, want) {
@@ -260,12 +261,12 @@ func TestFaultsHitAt(t *testing.T) {
 	}
 }
 
-// The shares are what was asked for, and add up with what arrived.
+// TestFaultsShares: the shares of the faults are as requested, and the counters agree with the received packets.
 func TestFaultsShares(t *testing.T) {
 	const n = 9600
 	got, states := fates(t, 7, 32, link.Rule{Drop: 0.1, Duplicate: 0.2, Corrupt: 0.3, Reorder: 0.4})
 	s := states[0]
-	// Those that are dropped suffer nothing else.
+	// A dropped packet has no further fault.
 	for _, x := range []struct {
 		name string
 		got  uint64
@@ -287,7 +288,7 @@ func TestFaultsShares(t *testing.T) {
 	}
 }
 
-// Damage is one bit, after sealing, where the ICRC sees it.
+// TestFaultsCorrupt: damage is one bit after sealing, at a position that the ICRC covers.
 func TestFaultsCorrupt(t *testing.T) {
 	bubble(t, simnet.Config{}, func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink) {
 		add(t, n.Faults(), link.Rule{Corrupt: 1})
@@ -319,7 +320,7 @@ func TestFaultsCorrupt(t *testing.T) {
 	})
 }
 
-// What nothing happens to stays a train, between the packets that something happens to.
+// TestFaultsKeepTrains: unaffected packets between affected packets stay a train.
 func TestFaultsKeepTrains(t *testing.T) {
 	bubble(t, simnet.Config{}, func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink) {
 		send(t, a, train(addrB, 17, 0, 4))
@@ -393,7 +394,7 @@ func TestFaultsList(t *testing.T) {
 		if got, want := b.psns(), []int{0, 1, 20, 20, 21, 21, 40}; !slices.Equal(got, want) {
 			t.Errorf("arrived: %v, want %v", got, want)
 		}
-		testutil.AdvanceTime(time.Hour) // what was delayed comes all the same
+		testutil.AdvanceTime(time.Hour) // delayed packets arrive nevertheless
 		if got := b.psns(); len(got) != 9 {
 			t.Errorf("arrived in the end: %v", got)
 		}
@@ -442,7 +443,7 @@ func TestRuleJSON(t *testing.T) {
 	}
 }
 
-// TestRuleValidate: rules that make no sense are refused, with the reason.
+// TestRuleValidate: invalid rules are refused, with the reason.
 func TestRuleValidate(t *testing.T) {
 	const (
 		noEffect = "the rule has no effect: add one of drop, duplicate, "
@@ -485,7 +486,7 @@ func TestRuleValidate(t *testing.T) {
 	}
 }
 
-// A train that the socket refuses may come again whole: nothing of it was sent.
+// TestFaultsAgain: a train that the socket refuses can be sent again as a whole, since no packet of it was sent.
 func TestFaultsAgain(t *testing.T) {
 	cfg := simnet.Config{Bandwidth: 1000_000, SendBuffer: 1000}
 	bubble(t, cfg, func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink) {
@@ -497,7 +498,7 @@ func TestFaultsAgain(t *testing.T) {
 		testutil.AdvanceTime(time.Millisecond)
 		send(t, a, train(addrB, 17, 10, 4))
 		testutil.AdvanceTime(time.Second)
-		// The first try was judged already: the loss of packet 11 was spent on it.
+		// The rule has already counted the packets of the first attempt, and has spent its only hit on packet 11.
 		if got := b.psns(); !slices.Equal(got, count(0, 14)) {
 			t.Errorf("arrived: %v", got)
 		}
@@ -530,7 +531,7 @@ func TestFaultsNeedRawEndpoints(t *testing.T) {
 	}
 }
 
-// Over real sockets: damage is found by the receiver, and rules may change in mid-flight.
+// TestFaultsUDP: over sockets, the receiver detects damage, and rules can change during the traffic.
 func TestFaultsUDP(t *testing.T) {
 	f := link.NewFaults(link.UDP(link.UDPOptions{}), rand.NewPCG(1, 1))
 	pid := os.Getpid()

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// heldPacket is a copy of a packet, or of consecutive ones, to be sent later.
+// heldPacket is a copy of one packet or of consecutive packets, held for later sending.
 type heldPacket struct {
-	behind int       // so many packets to the same address may go first
-	leaves time.Time // the shaper's queue
+	behind int       // number of packets to the same address that may overtake it
+	leaves time.Time // time at which it leaves the queue of the shaper
 	train  Train
 	damage damage
-	sealed bool // and damaged
+	sealed bool // sealed, with the damage applied
 }
 
-// Buffers of held packets come from pools, by the binary logarithm of their size.
+// Pools of the buffers of held packets, by the binary logarithm of the size.
 const (
 	minHeldBits = 8
 	maxHeldBits = 16
@@ -41,7 +41,7 @@ func newHeld(t *Train, i, j int) *heldPacket {
 	return p
 }
 
-// free gives the buffer back.
+// free returns the packet and its buffer to the pool.
 func (p *heldPacket) free() {
 	if class := bits.Len(uint(cap(p.train.Buf) - 1)); class >= minHeldBits && class <= maxHeldBits {
 		heldPools[class].Put(p)

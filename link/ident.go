@@ -2,17 +2,18 @@ package link
 
 import "time"
 
-// idents judges the identifications of the IPv4 packets that one host sends here.
+// idents judges the identifications of the IPv4 packets from one host.
 //
-// A right ICRC proves an identification only together with a guess; with the identification solved for, one
-// damaged packet in 65536 seems right. Two kinds of senders are known, and for both most identifications that
-// damage would need are improbable:
+// A correct ICRC proves an identification only together with a guess. If the identification is computed from the ICRC,
+// one in 65536 damaged packets seems correct. Two kinds of senders are known. For both kinds, most of the
+// identifications computed from damaged packets are improbable:
 //
 //   - A UDP socket of another instance of this package: 0, or the index in a train.
-//   - A host that counts its packets to us, such as Linux's rxe. As its counter serves all its queue pairs, one
-//     idents serves all source ports. Linux adds at random up to one per clock tick that the counter was idle.
+//   - A host that counts its packets to this host, such as Linux's rxe. The counter is common to all its queue
+//     pairs, so one idents serves all source ports. While the counter is idle, Linux adds a random number, at most
+//     one per clock tick.
 //
-// What the first packet has is believed. Later ones must fit the kind:
+// The identification of the first packet is accepted. Later ones must fit the kind:
 //
 //	           id < 64                        id >= 64
 //	            +--+                           +----+ near the last one, id < 64
@@ -21,15 +22,15 @@ import "time"
 //	 |                                         ^
 //	 +-----------------------------------------+
 //
-// Within a kind one that does not fit is refused, but remembered; if the next that does not fit fits this one,
-// both were right and the sender has restarted its counter, or is of the other kind.
+// An identification that does not fit the kind is refused, but remembered. If the next refused identification fits the
+// remembered one, both were correct: the sender has restarted its counter, or is of the other kind.
 type idents struct {
 	kind    identKind
-	last    uint16 // accepted last of all: the base of the next guess
-	step    uint16 // difference between the last two, where 0 or 1
-	count   uint16 // the counter, as last seen
+	last    uint16 // the last accepted identification: base of the next guess
+	step    uint16 // difference between the last two, if 0 or 1
+	count   uint16 // the last value of the counter
 	seen    time.Duration
-	suspect uint16 // refused last
+	suspect uint16 // the last refused identification
 	doubted bool   // suspect is valid
 }
 
@@ -42,14 +43,14 @@ const (
 )
 
 const (
-	// identNear bounds the distance from the counter: packets may be lost or overtaken, and the last one may have
-	// been damage that was believed.
+	// identNear limits the distance from the counter. Packets can be lost or overtaken, and the last accepted packet
+	// can have been a damaged one.
 	identNear = 1024
 	// identPerSecond is twice the fastest clock tick of Linux.
 	identPerSecond = 2000
 )
 
-// guess is the likeliest identification of the next packet, the i-th of those that came as one.
+// guess returns the most probable identification of the next packet, the i-th of its batch.
 func (s *idents) guess(i int) uint16 {
 	switch {
 	case s.kind == identCounted:
@@ -60,7 +61,7 @@ func (s *idents) guess(i int) uint16 {
 	return 0
 }
 
-// accept reports whether a packet with identification id, the i-th of those that came as one at now, is to be believed.
+// accept reports whether to accept identification id of a packet that came at now as the i-th of its batch.
 func (s *idents) accept(i int, id uint16, now time.Duration) bool {
 	switch {
 	case s.kind == identNew:
@@ -75,7 +76,7 @@ func (s *idents) accept(i int, id uint16, now time.Duration) bool {
 		}
 	case s.kind == identCounted && s.count-id <= identNear:
 		s.took(i, id)
-		return true // overtaken
+		return true // overtaken packet
 	case s.kind == identCounted && s.near(id, now):
 	case s.doubted && id-s.suspect < identNear:
 		s.kind = identCounted
@@ -88,7 +89,7 @@ func (s *idents) accept(i int, id uint16, now time.Duration) bool {
 	return true
 }
 
-// near reports whether the counter may have come to id by now.
+// near reports whether the counter can have reached id by now.
 func (s *idents) near(id uint16, now time.Duration) bool {
 	return time.Duration(id-s.count) <= identNear+min(now-s.seen, time.Minute)*identPerSecond/time.Second
 }

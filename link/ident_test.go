@@ -43,7 +43,7 @@ func TestIdents(t *testing.T) {
 	}
 }
 
-// The guess saves the solving: it must be right for the common senders.
+// TestIdentsGuess: the guess is correct for the common senders. A correct guess avoids computing the identification.
 func TestIdentsGuess(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -71,8 +71,8 @@ func TestIdentsGuess(t *testing.T) {
 	}
 }
 
-// What damage looks like where the ICRC lets it pass: a random identification. What is believed all the same costs at
-// most one good packet later.
+// TestIdentsRefuseDamage: most damaged packets with a random identification are refused. Each accepted damaged packet
+// costs at most one good packet later.
 func TestIdentsRefuseDamage(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	const every, n = 8, 100_000
@@ -96,10 +96,10 @@ func TestIdentsRefuseDamage(t *testing.T) {
 				}
 			}
 			if want := n * test.fit / 65536; believed > want*3/2 || believed < want/2 {
-				t.Errorf("of %d damaged packets %d were believed, want about %d", n, believed, want)
+				t.Errorf("%d damaged packets: %d were accepted, want about %d", n, believed, want)
 			}
 			if lost > believed {
-				t.Errorf("%d good packets were refused, and only %d damaged ones believed", lost, believed)
+				t.Errorf("%d good packets were refused, and only %d damaged packets accepted", lost, believed)
 			}
 		})
 	}

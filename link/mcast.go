@@ -6,17 +6,17 @@ import (
 	"syscall"
 )
 
-// Multicaster is an Endpoint that can be in multicast groups. Packets to its groups, its own too, then arrive as well:
-// with the group as Arrival.Dst, and on another thread than packets to the endpoint alone.
+// Multicaster is an Endpoint that can join multicast groups. Packets to its groups then also arrive, including its own.
+// They arrive with the group as Arrival.Dst, on another thread than unicast packets.
 type Multicaster interface {
-	// Join has what is sent to a group arrive; doing so twice is the same as once. It may sleep.
+	// Join makes packets to a group arrive. A second Join of the same group has no effect. Join may sleep.
 	Join(group netip.Addr) error
-	// Leave ends that; when it returns nothing arrives any more. It may sleep, and must not be called from the
-	// Receiver.
+	// Leave leaves a group. No packet for the group arrives after Leave has returned. Leave may sleep, and must not be
+	// called from the Receiver.
 	Leave(group netip.Addr) error
 }
 
-// Join has an endpoint join a group. EOPNOTSUPP if its network has none.
+// Join makes an endpoint join a group. The error wraps EOPNOTSUPP if the network has no multicast.
 func Join(e Endpoint, group netip.Addr) error {
 	if m, ok := e.(Multicaster); ok {
 		return m.Join(group)
@@ -24,7 +24,7 @@ func Join(e Endpoint, group netip.Addr) error {
 	return fmt.Errorf("endpoint %v: join group %v: %w", e.Addr(), group, syscall.EOPNOTSUPP)
 }
 
-// Leave has an endpoint leave a group.
+// Leave makes an endpoint leave a group.
 func Leave(e Endpoint, group netip.Addr) error {
 	if m, ok := e.(Multicaster); ok {
 		return m.Leave(group)
@@ -32,8 +32,8 @@ func Leave(e Endpoint, group netip.Addr) error {
 	return nil
 }
 
-// Join is [Multicaster.Join].
+// Join implements [Multicaster.Join].
 func (e *faultEndpoint) Join(group netip.Addr) error { return Join(e.RawEndpoint, group) }
 
-// Leave is [Multicaster.Leave].
+// Leave implements [Multicaster.Leave].
 func (e *faultEndpoint) Leave(group netip.Addr) error { return Leave(e.RawEndpoint, group) }

@@ -12,29 +12,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups are the multicast groups of an endpoint. Each has a socket of its own: a socket that is bound to a unicast
-// address does not receive what is sent to a group. One thread receives from all of these sockets, since users choose
-// the number of groups.
+// groups holds the multicast groups of an endpoint. Each group has a separate socket: a socket bound to a unicast
+// address does not receive packets to a group. One thread receives from all these sockets, since users choose the
+// number of groups.
 type groups struct {
-	mu     sync.Mutex // one change at a time
+	mu     sync.Mutex // serialises Join and Leave
 	closed bool
-	last   uint32                // group.num of the last one
-	reader *UDPEndpoint          // nil: no group was joined yet
+	last   uint32                // group.num of the newest group
+	reader *UDPEndpoint          // nil until the first Join
 	m      map[netip.Addr]*group // by address
 }
 
 // group is a multicast group that an endpoint has joined.
 type group struct {
-	num  uint32 // not 0, and not another group's of the endpoint
+	num  uint32 // not 0; unique within the endpoint
 	addr netip.Addr
 	fd   int
 
-	users   atomic.Int64 // calls that use fd now; a thread that was given up may be in one
+	users   atomic.Int64 // calls that use fd; a replaced thread can be in one
 	leaving atomic.Bool
-	left    chan struct{} // closed by the receive thread, which does not use fd any more
+	left    chan struct{} // closed when the receive thread no longer uses fd
 }
 
-// groupSockets are the groups that a reader receives from, by the descriptor of the socket.
+// groupSockets holds the groups of a reader, by the descriptor of the socket.
 type groupSockets struct {
 	mu sync.Mutex
 	m  map[int]*group
@@ -55,7 +55,7 @@ func (s *groupSockets) set(g *group) {
 	s.m[g.fd] = g
 }
 
-// leave ends the use of the socket of a group by the receive thread. It does nothing if that has been done.
+// leave removes a group from the sockets of the receive thread. A second call for a group does nothing.
 func (s *groupSockets) leave(g *group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +65,7 @@ func (s *groupSockets) leave(g *group) {
 	}
 }
 
-// leaveAll does so for all, after the end of the thread.
+// leaveAll removes all groups, after the end of the receive thread.
 func (s *groupSockets) leaveAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *groupSockets) leaveAll() {
 	}
 }
 
-// Join is [Multicaster.Join], by IGMP or MLD on the endpoint's interface.
+// Join implements [Multicaster.Join], by IGMP or MLD on the interface of the endpoint.
 func (e *UDPEndpoint) Join(addr netip.Addr) error {
 	fail := func(err error) error { return fmt.Errorf("endpoint %v: join group %v: %w", e.addr, addr, err) }
 	addr = addr.Unmap().WithZone("")
@@ -114,8 +114,8 @@ func (e *UDPEndpoint) Join(addr netip.Addr) error {
 	return nil
 }
 
-// newGroupReader returns an endpoint whose receive thread receives from the sockets of groups. Nothing arrives at its
-// own socket, which is not bound; Close wakes the thread by it.
+// newGroupReader returns an endpoint for the receive thread of the groups. Its own socket is not bound and receives
+// nothing. Close uses the socket to wake the thread.
 func (e *UDPEndpoint) newGroupReader() (*UDPEndpoint, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 	if err != nil {
@@ -132,14 +132,14 @@ func (e *UDPEndpoint) newGroupReader() (*UDPEndpoint, error) {
 	return r, nil
 }
 
-// groupBufferSize is the size of the receive buffer of a group in bytes. The kernel allows twice as much, with
+// groupBufferSize is the size of the receive buffer of a group in bytes. The kernel allows twice as much, including
 // overhead.
 const groupBufferSize = 1 << 20
 
-// GroupMemory is the memory of the kernel in bytes that one group of one endpoint takes at most.
+// GroupMemory is the largest amount of kernel memory for one group of one endpoint, in bytes.
 const GroupMemory = 2 * groupBufferSize
 
-// groupSocket makes a socket that receives what is sent to a group. Others may have the same, for their endpoints.
+// groupSocket opens a socket that receives the packets to a group. Other endpoints can have sockets for the same group.
 func (e *UDPEndpoint) groupSocket(group netip.Addr) (int, error) {
 	family := unix.AF_INET6
 	if group.Is4() {
@@ -157,7 +157,8 @@ func (e *UDPEndpoint) groupSocket(group netip.Addr) (int, error) {
 }
 
 func (e *UDPEndpoint) bindGroup(fd int, group netip.Addr) error {
-	// Without the last, a socket would receive what others on this host have joined, by other interfaces.
+	// Without MULTICAST_ALL = 0, a socket also receives the groups that other sockets of this host joined on other
+	// interfaces.
 	options := []sockopt{
 		{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
 		{"IP_MULTICAST_ALL", unix.SOL_IP, unix.IP_MULTICAST_ALL, 0},
@@ -191,9 +192,9 @@ func (e *UDPEndpoint) bindGroup(fd int, group netip.Addr) error {
 	return os.NewSyscallError("setsockopt", err)
 }
 
-// multicastOptions have what a socket sends to groups leave by the endpoint's interface, as far as it should.
+// multicastOptions makes packets to groups leave through the interface of the endpoint.
 func (e *UDPEndpoint) multicastOptions(fd int) {
-	// They fail where the address has no interface; then so does sending to a group.
+	// The calls fail if the address has no interface. Sending to a group then fails, too.
 	if e.addr.Is4() {
 		_ = unix.SetsockoptIPMreqn(fd, unix.SOL_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Address: e.addr.As4(), Ifindex: int32(e.ifindex)})
 		_ = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_MULTICAST_TTL, defaultTTL)
@@ -203,7 +204,7 @@ func (e *UDPEndpoint) multicastOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_MULTICAST_HOPS, defaultTTL)
 }
 
-// Leave is [Multicaster.Leave].
+// Leave implements [Multicaster.Leave].
 func (e *UDPEndpoint) Leave(addr netip.Addr) error {
 	addr = addr.Unmap().WithZone("")
 	e.groups.mu.Lock()
@@ -219,8 +220,8 @@ func (e *UDPEndpoint) Leave(addr netip.Addr) error {
 	return nil
 }
 
-// enter keeps the socket open until exit, unless it reports false. Between them there may be no sleeping. The nil group
-// is the endpoint itself.
+// enter keeps the socket open until exit, or reports false. The caller may not sleep before exit. The nil group is the
+// endpoint itself.
 func (g *group) enter() bool {
 	if g == nil {
 		return true
@@ -239,18 +240,18 @@ func (g *group) exit() {
 	}
 }
 
-// leave closes the socket when the receive thread does not use it any more.
+// leave waits until the receive thread no longer uses the socket, and closes the socket.
 func (g *group) leave() error {
 	g.leaving.Store(true)
-	_ = unix.Shutdown(g.fd, unix.SHUT_RD) // wakes the thread, and reports ENOTCONN
+	_ = unix.Shutdown(g.fd, unix.SHUT_RD) // wakes the thread, and returns ENOTCONN
 	<-g.left
 	for g.users.Load() != 0 {
-		runtime.Gosched() // no call sleeps
+		runtime.Gosched() // these calls do not sleep
 	}
 	return unix.Close(g.fd)
 }
 
-// closeGroups leaves all groups, for good.
+// closeGroups leaves all groups. Later calls of Join fail.
 func (e *UDPEndpoint) closeGroups() error {
 	j := &e.groups
 	j.mu.Lock()
@@ -269,7 +270,7 @@ func (e *UDPEndpoint) closeGroups() error {
 	return err
 }
 
-// groupStats adds what has arrived for groups.
+// groupStats adds the counters of packets to groups.
 func (e *UDPEndpoint) groupStats(s *Stats) {
 	e.groups.mu.Lock()
 	defer e.groups.mu.Unlock()
@@ -278,17 +279,15 @@ func (e *UDPEndpoint) groupStats(s *Stats) {
 	}
 }
 
-// receiveGroup hands over some of what there is for the group of a socket. It reports false when the receiver was given
-// up.
-//
-// It is not all that there is: a group with many packets must not keep the thread from the others.
+// receiveGroup hands over a part of the packets in the socket of a group. A group with many packets must not delay the
+// other groups. receiveGroup reports false if the receiver has been replaced.
 func (r *receiver) receiveGroup(fd int) bool {
 	g := r.e.sockets.get(fd)
 	switch {
 	case g == nil:
 		return true
 	case g.leaving.Load():
-		_ = unix.EpollCtl(r.e.turn.epoll, unix.EPOLL_CTL_DEL, fd, nil) // which can only fail if it was done
+		_ = unix.EpollCtl(r.e.turn.epoll, unix.EPOLL_CTL_DEL, fd, nil) // fails only if already removed
 		r.e.sockets.leave(g)
 		return true
 	}

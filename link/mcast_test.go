@@ -26,22 +26,22 @@ func newGroup(ip4 bool) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x0e, 12: 0x42, 13: host[1], 14: host[2], 15: n})
 }
 
-// first tells how the first packet came.
+// first returns the addresses, the TOS and the TTL of the first packet.
 func (c *collector) first() (src, dst netip.Addr, tos, ttl uint8) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.srcs[0], c.dsts[0], c.tos[0], c.ttl[0]
 }
 
-// waitFor returns the packets once there are n, and fails if that takes too long.
+// waitFor returns the packets once there are n, and fails after a timeout.
 func (c *collector) waitFor(t *testing.T, n int) [][]byte {
 	t.Helper()
 	testutil.Eventually(t, fmt.Sprintf("%d packets to arrive", n), func() bool { return c.count() >= n })
 	return c.wait(n)
 }
 
-// TestUDPMulticast: what is sent to a group arrives once at every endpoint that has joined, the sender too, and nowhere
-// else. Linux has no multicast over IPv6 on the loopback interface; TestWireMulticast has it.
+// TestUDPMulticast: a packet to a group arrives once at every member endpoint, including the sender, and at no other
+// endpoint. Linux has no multicast over IPv6 on the loopback interface; TestWireMulticast tests it.
 func TestUDPMulticast(t *testing.T) {
 	src, dst, group := loopback(), loopback(), newGroup(true)
 	own, other := newCollector(), newCollector()
@@ -55,7 +55,7 @@ func TestUDPMulticast(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	send() // nobody is there
+	send() // the group has no member
 	for _, e := range ends {
 		for range 2 {
 			if err := Join(e, group); err != nil {
@@ -96,7 +96,7 @@ func TestUDPMulticast(t *testing.T) {
 	}
 }
 
-// entries returns the number of entries of a directory of /proc/self.
+// entries returns the number of entries in a directory of /proc/self.
 func entries(t *testing.T, dir string) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/" + dir)
@@ -106,7 +106,7 @@ func entries(t *testing.T, dir string) int {
 	return len(list)
 }
 
-// TestGroupsShareThread: users choose the number of groups, so a group costs a descriptor, and no thread.
+// TestGroupsShareThread: a group costs a descriptor and no thread, since users choose the number of groups.
 func TestGroupsShareThread(t *testing.T) {
 	const groups = 40
 	addr, c := loopback(), newCollector()
@@ -138,7 +138,7 @@ func TestGroupsShareThread(t *testing.T) {
 	if n := entries(t, "fd") - fds; n != groups {
 		t.Errorf("%d groups take %d descriptors, want one each", groups, n)
 	}
-	// The runtime may start a few of its own meanwhile.
+	// The runtime can start a few threads meanwhile.
 	if n := entries(t, "task") - threads; n > 8 {
 		t.Errorf("%d groups started %d threads", groups, n)
 	}
@@ -155,7 +155,7 @@ func TestGroupsShareThread(t *testing.T) {
 	}
 }
 
-// stuck is a Receiver that does not return while it is held.
+// stuck is a Receiver that does not return until it is released.
 type stuck struct {
 	entered chan struct{}
 	hold    chan struct{}
@@ -169,7 +169,7 @@ func (s *stuck) Receive(*Arrival) {
 	<-s.hold
 }
 
-// TestLeaveWhileStuck: a Receiver that does not return keeps neither Leave nor Close from returning.
+// TestLeaveWhileStuck: a Receiver that does not return does not block Leave and Close.
 func TestLeaveWhileStuck(t *testing.T) {
 	for _, end := range []string{"leave", "leave another", "close"} {
 		t.Run(end, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestLeaveWhileStuck(t *testing.T) {
 	}
 }
 
-// TestGroupFlood: a flood of packets to one group keeps neither other groups nor Leave waiting.
+// TestGroupFlood: a flood of packets to one group blocks neither other groups nor Leave.
 func TestGroupFlood(t *testing.T) {
 	group, another := newGroup(true), newGroup(true)
 	c := newCollector()
@@ -246,7 +246,7 @@ func TestGroupFlood(t *testing.T) {
 	flood.Wait()
 }
 
-// TestWireMulticast: groups of both families over an interface, to and from somebody else.
+// TestWireMulticast: groups of both families work over an interface, to and from another host.
 func TestWireMulticast(t *testing.T) {
 	if !netns(t) {
 		return
@@ -275,7 +275,7 @@ func TestWireMulticast(t *testing.T) {
 		if p.dst.Addr() != group || p.src != netip.AddrPortFrom(e.Addr().WithZone(""), 0xd001) || p.ttl != 9 {
 			t.Errorf("%s: from %v to %v, TTL %d", x.group, p.src, p.dst, p.ttl)
 		}
-		checkPackets(t, c.waitFor(t, 1), tr) // it was looped back
+		checkPackets(t, c.waitFor(t, 1), tr) // looped back by the kernel
 		in := makeTrain(group, 1, 200, 200, 7)
 		w.write(netip.AddrPortFrom(peer, 0xc456), netip.AddrPortFrom(group, Port), 0, in.Buf)
 		checkPackets(t, c.waitFor(t, 2), tr, in)

@@ -18,12 +18,13 @@ import (
 	"verbena/roce"
 )
 
-// The tests here run in a network namespace of their own, whose only way out is a TUN device: the test reads every IP
-// packet just as the kernel made it, and plays the peer. No privilege is needed, but user namespaces and /dev/net/tun.
+// The tests in this file run in a separate network namespace. Its only interface is a TUN device. The test reads each
+// IP packet of the kernel unchanged, and acts as the peer. No privilege is needed, but user namespaces and
+// /dev/net/tun.
 
 const inNetns = "VERBENA_TEST_NETNS"
 
-// netns runs the rest of the test in a namespace, in a second process. It returns false in the first one.
+// netns runs the rest of the test in a namespace, in a second process. It returns false in the first process.
 func netns(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inNetns) == t.Name() {
@@ -48,8 +49,8 @@ func netns(t *testing.T) bool {
 	return false
 }
 
-// tun is the wire. Its own side is 10.9.0.1, fd09::1 and fe80::9; everything in 10.9.0.0/24, fd09::/64 and fe80::/64 is
-// behind it.
+// tun is the wire. Its host has the addresses 10.9.0.1, fd09::1 and fe80::9. The addresses in 10.9.0.0/24, fd09::/64
+// and fe80::/64 are behind the wire.
 type tun struct {
 	t    *testing.T
 	file *os.File
@@ -84,7 +85,7 @@ func newTUN(t *testing.T) *tun {
 			t.Skipf("ip %s: %v %s", line, err, out)
 		}
 	}
-	// The kernel makes an IPv6 address work a little later.
+	// The kernel activates an IPv6 address with a delay.
 	testutil.Eventually(t, "the IPv6 addresses to work", func() bool {
 		out, err := exec.Command("ip", "-6", "route", "show", "table", "local").CombinedOutput()
 		if err != nil {
@@ -95,7 +96,7 @@ func newTUN(t *testing.T) *tun {
 	return w
 }
 
-// packet is an IP packet with UDP.
+// packet is an IP packet with a UDP payload.
 type packet struct {
 	raw      []byte
 	src, dst netip.AddrPort
@@ -106,7 +107,7 @@ type packet struct {
 	data     []byte
 }
 
-// read returns the next UDP packet that was sent.
+// read returns the next UDP packet of the host.
 func (w *tun) read() packet {
 	w.t.Helper()
 	for {
@@ -128,7 +129,7 @@ func (w *tun) read() packet {
 			src, dst = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:]))
 			b = b[40:]
 		default:
-			continue // neighbour discovery and the like
+			continue // neighbour discovery, for example
 		}
 		p.src = netip.AddrPortFrom(src, binary.BigEndian.Uint16(b))
 		p.dst = netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:]))
@@ -137,7 +138,7 @@ func (w *tun) read() packet {
 	}
 }
 
-// write sends data as Linux's rxe would: with UDP checksum 0, and sealed for the identification.
+// write sends data like Linux's rxe: with UDP checksum 0, and sealed for the identification.
 func (w *tun) write(src, dst netip.AddrPort, id uint16, data []byte) {
 	w.t.Helper()
 	roce.NewFlow(src, dst).Seal(id, data)
@@ -172,7 +173,7 @@ func (w *tun) writeRaw(src, dst netip.AddrPort, id uint16, data []byte) {
 	}
 }
 
-// What leaves the host is as RoCEv2 has it, whoever segments: the TUN device does not, so the kernel does.
+// TestWireSend: packets on the wire are correct RoCEv2. The TUN device does not segment, so the kernel segments.
 func TestWireSend(t *testing.T) {
 	if !netns(t) {
 		return
@@ -215,7 +216,7 @@ func TestWireSend(t *testing.T) {
 			t.Errorf("%v: counted %+v", src, s)
 		}
 
-		// Too long for the link, alone and segmented; then the destination works as before.
+		// Too long for the link, as one packet and segmented. Afterwards the destination works as before.
 		for n := 1; n <= 3; n += 2 {
 			if err := e.Send(makeTrain(dst, n, tunMTU, tunMTU, 0)); err != ErrTooLong {
 				t.Errorf("%v: %d packets of %d bytes on a link of MTU %d: %v", src, n, tunMTU, tunMTU, err)
@@ -224,7 +225,7 @@ func TestWireSend(t *testing.T) {
 		if s := stats(t, e); s.SendTooLong != 2 || s.SentTrains != 6 {
 			t.Errorf("%v: counted %+v", src, s)
 		}
-		// Raw packets have identification 0 each, and go as they are.
+		// Each raw packet has identification 0 and is unchanged.
 		tr := makeTrain(dst, 3, 100, 100, 0)
 		raw := e.(RawEndpoint)
 		if err := raw.Seal(tr); err != nil {
@@ -264,7 +265,8 @@ func TestWireNoRoute(t *testing.T) {
 	}
 }
 
-// A peer like Linux's rxe: ports of its own, identifications that count up from anywhere, no UDP checksums.
+// TestWireReceive: packets of a peer like Linux's rxe arrive. Such a peer has its own source ports, identifications
+// that count up from any number, and no UDP checksums.
 func TestWireReceive(t *testing.T) {
 	if !netns(t) {
 		return
@@ -285,9 +287,9 @@ func TestWireReceive(t *testing.T) {
 			w.write(from(i%7), to, id, tr.Buf)
 			id++
 			if i%10 == 9 {
-				id += 50 // for others, or a clock tick
+				id += 50 // counted for other packets, or a clock tick
 			}
-			// The UDP checksum is left out here: only the ICRC finds out.
+			// There is no UDP checksum: only the ICRC detects the damage.
 			tr.Packet(0)[100] ^= 0x10
 			w.writeRaw(from(0), to, id, tr.Buf)
 			tr.Packet(0)[100] ^= 0x10
@@ -303,7 +305,7 @@ func TestWireReceive(t *testing.T) {
 				t.Fatalf("came from %v, want %v", src, there)
 			}
 		}
-		// The last damaged packet came after the last good one.
+		// The last damaged packet came after the last good packet.
 		w.write(from(1), to, id, tr.Buf)
 		c.wait(n + 1)
 		if s := stats(t, e); s.ICRCErrors != n || s.ReceivedPackets != n+1 {

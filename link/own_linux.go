@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// portSet is the set of UDP ports that an endpoint's sockets are bound to. It is safe for concurrent use.
+// portSet is the set of UDP ports to which the sockets of an endpoint are bound. It is safe for concurrent use.
 type portSet [1 << 16 / 64]atomic.Uint64
 
 func (s *portSet) add(port uint16)      { s[port/64].Or(1 << (port % 64)) }
@@ -16,24 +16,24 @@ func (s *portSet) has(port uint16) bool { return s[port/64].Load()&(1<<(port%64)
 
 // own holds the open endpoints of this process by address, without zones.
 //
-// A process of another user can bind a socket to an address of this process, with any port that is free, and send from there. It cannot
-// share a port that a socket of this process is bound to. So a packet from an address of this process is genuine only if its source port
-// is one of the endpoint's.
+// A process of another user can bind a socket to an address of this process, with any free port, and send from it. The
+// process cannot use a port to which a socket of this process is bound. Therefore a packet from an address of this
+// process is genuine only if its source port belongs to the endpoint.
 var own struct {
 	mu   sync.Mutex
-	view atomic.Pointer[ownView] // replaced, not changed
+	view atomic.Pointer[ownView] // replaced, never modified
 }
 
 type ownView map[[16]byte][]*UDPEndpoint
 
 func keyOf(a netip.Addr) [16]byte { return a.WithZone("").As16() }
 
-// register makes the endpoint's address one of this process.
+// register adds the endpoint to own.
 func (e *UDPEndpoint) register() {
 	changeOwn(func(v ownView) { v[keyOf(e.addr)] = append(slices.Clone(v[keyOf(e.addr)]), e) })
 }
 
-// unregister undoes register.
+// unregister removes the endpoint from own.
 func (e *UDPEndpoint) unregister() {
 	changeOwn(func(v ownView) {
 		k := keyOf(e.addr)
@@ -56,7 +56,8 @@ func changeOwn(change func(ownView)) {
 	own.view.Store(&v)
 }
 
-// forged reports whether packets from a port of the host cannot be genuine: the host is an address of this process, and the port is not.
+// forged reports whether packets from a port of the host are forged: the host address belongs to this process, and no
+// endpoint has the port.
 func (h *hostEntry) forged(port uint16) bool {
 	if v := own.view.Load(); h.view != v {
 		h.view, h.own = v, nil

@@ -8,8 +8,8 @@ import (
 	"verbena/roce"
 )
 
-// TestForged: packets of other sockets from an address of this process are dropped and counted, whatever their port. Those of the endpoint itself,
-// from any of its ports, and those of other hosts arrive.
+// TestForged: packets of foreign sockets from an address of this process are dropped and counted, whatever their port.
+// Packets of the endpoint itself, from any of its ports, and packets of other hosts arrive.
 func TestForged(t *testing.T) {
 	src, dst, foreign := loopback(), loopback(), loopback()
 	c := newCollector()
@@ -43,13 +43,13 @@ func TestForged(t *testing.T) {
 		testutil.Eventually(t, "forged packets to be dropped", func() bool { return stats(t, to).Forged == n })
 	}
 	forge(src, 0xc100, 50)
-	forge(dst, 0xc100, 20) // the receiver's own address
+	forge(dst, 0xc100, 20) // the address of the receiver
 	dropped(70)
 	good := []*Train{send(0, 1)}
 	c.wait(1)
 	good = append(good, send(0xc101, 2))
 	c.wait(2)
-	// A port that was the endpoint's, and is free again, is not.
+	// A former port of the endpoint, which is free again, is not genuine.
 	ForgetPort(from, 0xc101)
 	good = append(good, send(0, 3))
 	c.wait(3)
@@ -58,7 +58,7 @@ func TestForged(t *testing.T) {
 	dropped(80)
 	good = append(good, forge(foreign, 0xc101, 1)...)
 	checkPackets(t, c.wait(4), good...)
-	// The address of an endpoint that has gone is any host's.
+	// After the close of an endpoint, any socket can use its address.
 	if err := from.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pacer calls a function when a time has come, as timeq.Runner does, but within microseconds: the timers of package time are
-// late by up to a millisecond when the process is idle, since the poller of the runtime waits in milliseconds. While there is
-// nothing to wait for it is a goroutine; a thread sleeps for a time.
+// pacer calls a function at given times, like timeq.Runner, but within microseconds of the time. The timers of package
+// time are up to a millisecond late in an idle process: the poller of the runtime waits in milliseconds. While no call
+// is pending, the pacer is a goroutine. For the last milliseconds of a wait, a thread sleeps.
 type pacer struct {
 	work func() time.Duration
 	wake chan struct{}
@@ -21,16 +21,17 @@ type pacer struct {
 	once sync.Once
 
 	asleep atomic.Bool   // the thread sleeps, or is about to
-	late   time.Duration // by so much sleeps have been too long
+	late   time.Duration // mean oversleep plus a margin, at most maxLead
 
-	mu    sync.Mutex // for event to be closed
-	event int        // an eventfd that ends the sleep; -1: there is none
+	mu    sync.Mutex // protects event from a close during Wake
+	event int        // eventfd that ends the sleep; -1: not open
 }
 
-// runnerOnly is from when on a sleep is left to package time, but for the last of it.
+// runnerOnly is the longest wait without a timer of package time. For a longer wait, the timer fires runnerOnly/2
+// early.
 const runnerOnly = 5 * time.Millisecond
 
-// maxLead bounds for how long the thread spins instead of sleeping: by what sleeps have been late.
+// maxLead limits the time for which the thread spins at the end of a sleep. The time is otherwise the mean oversleep.
 const maxLead = 60 * time.Microsecond
 
 func newPacer(work func() time.Duration) *pacer {
@@ -39,7 +40,7 @@ func newPacer(work func() time.Duration) *pacer {
 	return p
 }
 
-// Wake has the function called soon. It does not sleep.
+// Wake makes the pacer call the function soon. It does not sleep.
 func (p *pacer) Wake() {
 	select {
 	case p.wake <- struct{}{}:
@@ -56,7 +57,7 @@ func (p *pacer) Wake() {
 	}
 }
 
-// Stop ends the goroutine, and waits until the function has returned. It may be called more than once, and may sleep.
+// Stop ends the goroutine and waits until the function has returned. It may be called more than once, and may sleep.
 func (p *pacer) Stop() {
 	p.once.Do(func() { close(p.stop) })
 	p.Wake()
@@ -96,7 +97,7 @@ func (p *pacer) run() {
 	}
 }
 
-// sleep returns when d is over, or after Wake.
+// sleep returns after d, or after a call of Wake.
 func (p *pacer) sleep(d time.Duration) {
 	if p.event < 0 && !p.open() {
 		time.Sleep(d)
@@ -113,7 +114,7 @@ func (p *pacer) sleep(d time.Duration) {
 				var b [8]byte
 				_, _ = unix.Read(p.event, b[:])
 			} else {
-				// The mean of what sleeps are late by, and a little.
+				// The new value is the mean oversleep plus a margin.
 				late := max(time.Since(due)+p.late, 0)
 				p.late = min(p.late+(late+2*time.Microsecond-p.late)/8, maxLead)
 			}
@@ -121,17 +122,18 @@ func (p *pacer) sleep(d time.Duration) {
 		p.asleep.Store(false)
 	}
 	for len(p.wake) == 0 && time.Until(due) > 0 {
-		// A few microseconds are too short for a sleep.
+		// The remaining microseconds are too short for a sleep.
 	}
 }
 
-// open makes the thread one of the pacer's own, whose sleeps are not prolonged, and the eventfd.
+// open opens the eventfd, and locks the goroutine to a thread with the least timer slack. It reports whether it
+// succeeded.
 func (p *pacer) open() bool {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return false
 	}
-	runtime.LockOSThread() // until the goroutine ends, and the thread with it
+	runtime.LockOSThread() // until the end of the goroutine, which ends the thread
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	p.mu.Lock()
 	defer p.mu.Unlock()

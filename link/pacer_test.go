@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestPacer: the function is called when its time has come, and soon after Wake.
+// TestPacer: the function is called at its time, and soon after Wake.
 func TestPacer(t *testing.T) {
 	var due atomic.Int64
 	start := time.Now()
@@ -36,7 +36,7 @@ func TestPacer(t *testing.T) {
 			t.Errorf("called %v before its time", at-got)
 		}
 	}
-	// Wake ends a sleep, of either kind.
+	// Wake ends both kinds of sleep.
 	for _, d := range []time.Duration{runnerOnly, time.Hour} {
 		for range 100 {
 			due.Store(int64(time.Since(start) + d))
@@ -56,7 +56,7 @@ func TestPacer(t *testing.T) {
 	}
 }
 
-// TestPacerStops: Stop ends a sleep, and a second call does nothing.
+// TestPacerStops: Stop ends a sleep, and a second call has no effect.
 func TestPacerStops(t *testing.T) {
 	for _, d := range []time.Duration{0, runnerOnly, time.Hour} {
 		called := make(chan struct{}, 1)
@@ -71,6 +71,6 @@ func TestPacerStops(t *testing.T) {
 		<-called
 		p.Stop()
 		p.Stop()
-		p.Wake() // which comes to nothing
+		p.Wake() // has no effect
 	}
 }

@@ -10,15 +10,15 @@ import (
 
 // Types of package fault, which documents them.
 type (
-	// Rule describes what is to happen to some of the packets that a device sends.
+	// Rule describes the faults for some of the packets that a device sends.
 	Rule = fault.Rule
-	// RuleState is a rule in force, and its counters.
+	// RuleState is an active rule with its counters.
 	RuleState = fault.RuleState
 	// Share is a probability from 0 to 1.
 	Share = fault.Share
 )
 
-// ErrRule is wrapped by the errors of rules that make no sense.
+// ErrRule is wrapped by the errors for invalid rules.
 var ErrRule = fault.ErrRule
 
 const (
@@ -26,7 +26,7 @@ const (
 	defaultHold   = 10 * time.Millisecond
 )
 
-// hit counts the packet that was seen last, to which something happens.
+// hit counts a hit of the last packet that the rule saw.
 func (r *activeRule) hit() {
 	r.Hit++
 	if len(r.HitAt) < fault.MaxHitAt {
@@ -34,8 +34,8 @@ func (r *activeRule) hit() {
 	}
 }
 
-// activeRule is a rule in force, with random numbers of its own: what happens to a packet depends only on the seed
-// and on how many packets the rule has seen.
+// activeRule is an active rule. It has its own random numbers: only the seed and the number of packets seen by the rule
+// determine the fault of a packet.
 type activeRule struct {
 	RuleState
 	selector fault.Selector // made from RuleState.Rule
@@ -45,9 +45,9 @@ type activeRule struct {
 // Packet describes a packet to the rules; see [fault.Packet].
 type Packet = fault.Packet
 
-// describe fills in the properties that a packet itself has.
+// describe sets the properties that the packet itself contains.
 //
-// Any host can send a packet that is shorter than a BTH. Such a packet has no properties but its length.
+// Any host can send a packet that is shorter than a BTH. The only property of such a packet is its length.
 func describe(p *Packet, pkt []byte) {
 	if len(pkt) < roce.BTHLen {
 		p.Dest, p.PKey, p.Type, p.Len = 0, 0, fault.AnyQP, len(pkt)
@@ -72,26 +72,26 @@ func describe(p *Packet, pkt []byte) {
 // random returns the next random number from 0 to 1.
 func (r *activeRule) random() Share { return Share(r.rand.Float64()) }
 
-// verdict is what shall happen to one packet.
+// verdict describes the faults of one packet.
 type verdict struct {
 	drop, duplicate bool
 
 	damage damage
 	delay  time.Duration // before it is sent
-	behind int           // how many packets may overtake it
-	hold   time.Duration // how long it waits for them
+	behind int           // number of packets that may overtake the packet
+	hold   time.Duration // longest wait for overtaking packets
 }
 
-// clean reports that nothing happens.
+// clean reports whether the packet is unaffected.
 func (v *verdict) clean() bool { return *v == verdict{} }
 
-// count takes note of a packet that the rule is about, and reports whether the rule is in force for it.
+// count counts a packet that the rule selects, and reports whether the rule applies to it.
 func (r *activeRule) count() bool {
 	r.Seen++
 	return r.Seen > r.Skip && (r.Limit == 0 || r.Seen-r.Skip <= r.Limit)
 }
 
-// stop decides on a packet, in either direction, by a rule with Stop.
+// stop applies a rule with Stop to a packet of either direction, and reports whether the packet is dropped.
 func (r *activeRule) stop(p *Packet) bool {
 	if !r.selector.Selects(p) || !r.count() {
 		return false
@@ -101,7 +101,7 @@ func (r *activeRule) stop(p *Packet) bool {
 	return true
 }
 
-// notReady decides on a message by a rule with RNR.
+// notReady applies a rule with RNR to a message, and reports whether to refuse the message.
 func (r *activeRule) notReady(p *Packet) bool {
 	if !r.selector.Selects(p) || !r.count() || r.random() >= r.RNR {
 		return false
@@ -111,7 +111,7 @@ func (r *activeRule) notReady(p *Packet) bool {
 	return true
 }
 
-// judge adds the rule's decision on a sent packet to v.
+// judge adds the decision of the rule on a sent packet to v.
 func (r *activeRule) judge(p *Packet, v *verdict) {
 	if r.Stop {
 		v.drop = r.stop(p)
@@ -120,7 +120,7 @@ func (r *activeRule) judge(p *Packet, v *verdict) {
 	if !r.selector.Selects(p) || !r.count() {
 		return
 	}
-	// A fixed number of random numbers is drawn for each packet, so that a decision does not shift others.
+	// Each packet draws a fixed number of random numbers: a decision does not change the decisions on later packets.
 	drop, duplicate, corrupt, reorder := r.random(), r.random(), r.random(), r.random()
 	bit, jitter := r.rand.Uint32(), time.Duration(r.rand.Int64N(int64(r.Jitter)+1))
 	happened := false
@@ -162,19 +162,19 @@ func (r *activeRule) judge(p *Packet, v *verdict) {
 // damage describes the changes to the bytes of a packet after its ICRC was computed.
 type damage struct {
 	corrupt bool
-	bit     uint32 // the bit to flip, modulo those there are
+	bit     uint32 // the bit to flip, modulo the number of bits
 }
 
-// apply damages a sealed train of one packet.
+// apply applies the damage to a sealed train of one packet.
 func (d *damage) apply(t *Train) {
 	if d.corrupt {
 		flip(t.Buf, d.bit)
 	}
 }
 
-// flip flips a bit of a sealed packet, but none that the ICRC does not cover.
+// flip flips a bit of a sealed packet. It avoids the bits that the ICRC does not cover.
 func flip(pkt []byte, bit uint32) {
-	// The byte of the BTH after the P_Key is masked out, as routers write FECN and BECN there.
+	// The ICRC masks out the byte of the BTH after the P_Key: routers write FECN and BECN there.
 	const masked = 4
 	i := int(bit>>3) % (len(pkt) - 1)
 	if i >= masked {

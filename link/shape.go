@@ -16,7 +16,7 @@ import (
 
 // Types of package fault, which documents them.
 type (
-	// Shape describes how the link of a device limits and delays what it sends.
+	// Shape describes the rate limit and the delay of the link of a device.
 	Shape = fault.Shape
 	// Rate is a number of bits per second.
 	Rate = fault.Rate
@@ -30,25 +30,27 @@ const (
 	MaxQueue     = fault.MaxQueue
 )
 
-// maxShaped bounds what a device holds up in all, in bytes; more is dropped.
+// maxShaped limits the packets that a device holds in total, in bytes. Further packets are dropped.
 const maxShaped = 2 * MaxQueue
 
-// shaperQuantum is how far apart packets leave that are sent together: segmentation offload is for them alone.
+// shaperQuantum is the longest interval between packets that are sent together. Segmentation offload applies only to
+// packets that are sent together.
 const shaperQuantum = 200 * time.Microsecond
 
-// ErrShape is wrapped by the errors of shapes that make no sense.
+// ErrShape is wrapped by the errors for invalid shapes.
 var ErrShape = fault.ErrShape
 
-// shaper is a Shape in force. It only computes when a packet is to leave: what waits is in the queues of the endpoints.
+// shaper is an active Shape. It only computes the times at which packets leave. The queues of the endpoints hold the
+// packets.
 type shaper struct {
 	Shape
-	rate, limit, ecn uint64 // the rate; the length of the queue, and the one above which packets are marked
+	rate, limit, ecn uint64 // the rate; the limit of the queue; the length of the queue above which packets are marked
 
 	mu   sync.Mutex
 	rand *rand.Rand
-	free time.Time // when all that was accepted has left by the rate
-	rest uint64    // what free lacks, in bits times nanoseconds; below rate
-	// leaves are the packets in the queue, by the time at which they leave it, if they are counted.
+	free time.Time // time at which all accepted packets have left
+	rest uint64    // rounding error of free, in bits times nanoseconds; less than rate
+	// leaves holds the times at which the packets leave the queue, in order. It is used only if QueuePackets is set.
 	leaves []time.Time
 }
 
@@ -67,16 +69,17 @@ func newShaper(s Shape) *shaper {
 	return h
 }
 
-// fate is what becomes of a packet.
+// fate is the decision of the shaper on a packet.
 type fate struct {
 	leaves time.Time // when it leaves the queue
 	at     time.Time // when it arrives
 	mark   bool      // with congestion experienced
-	drop   bool      // for want of room
-	lost   bool      // on the way
+	drop   bool      // the queue is full
+	lost   bool      // lost by the loss rate
 }
 
-// admit decides on a packet of so many bytes that comes now. ect: its transport understands ECN.
+// admit decides on a packet of a given size in bytes that comes now. The last argument reports whether the transport of
+// the packet understands ECN.
 //
 //verbena:held mu
 func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
@@ -93,7 +96,7 @@ func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
 			}
 			h.leaves = h.leaves[n:]
 		}
-		// An empty queue takes any packet.
+		// An empty queue accepts any packet.
 		if queued > 0 && queued+uint64(size) > h.limit || h.QueuePackets > 0 && uint64(len(h.leaves)) >= h.QueuePackets {
 			f.drop = true
 			return f
@@ -106,7 +109,7 @@ func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
 	return f
 }
 
-// queue puts a packet of so many bytes behind all others, and returns when it leaves.
+// queue appends a packet of a given size in bytes, and returns the time at which the packet leaves.
 //
 //verbena:held mu
 func (h *shaper) queue(now time.Time, size int) time.Time {
@@ -124,7 +127,7 @@ func (h *shaper) queue(now time.Time, size int) time.Time {
 	return h.free
 }
 
-// arrival returns when a packet arrives that leaves the queue then.
+// arrival returns the arrival time of a packet that leaves the queue at a given time.
 //
 //verbena:held mu
 func (h *shaper) arrival(leaves time.Time) time.Time {
@@ -135,16 +138,16 @@ func (h *shaper) arrival(leaves time.Time) time.Time {
 	return at
 }
 
-// ECN, in the two low bits of the traffic class. (RFC 3168)
+// ECN codes, in the two low bits of the traffic class (RFC 3168).
 const (
 	ecnMask = 3
 	ecnCE   = 3
 )
 
-// ect reports whether a traffic class says that the transport understands ECN.
+// ect reports whether a traffic class declares support of ECN by the transport.
 func ect(tos uint8) bool { return tos&ecnMask == 1 || tos&ecnMask == 2 }
 
-// headersBelow is the length of the headers below the BTH that count for the rate: UDP and IP.
+// headersBelow returns the length of the headers below the BTH that count for the rate: UDP and IP.
 func headersBelow(dst netip.Addr) int {
 	if dst.Unmap().Is4() {
 		return 8 + 20
@@ -152,10 +155,10 @@ func headersBelow(dst netip.Addr) int {
 	return 8 + 40
 }
 
-// Shape limits and delays the packets that are sent from now on. Packets queued for the rate of an earlier Shape are
-// queued for the new rate, in the same order and without loss, even if the new queue is shorter; packets past the queue
-// keep their time of arrival. The zero Shape sends all held packets at once; one that is sent meanwhile may overtake
-// them. The error wraps [ErrShape].
+// Shape sets the rate limit and the delay for the packets that are sent from now on. Packets in the queue of an earlier
+// Shape move to the queue of the new Shape, in the same order. No such packet is lost, even if the new queue is
+// shorter. Packets that have left the queue keep their time of arrival. The zero Shape sends all held packets
+// immediately. A packet that is sent at the same time can overtake them. The error wraps [ErrShape].
 func (f *Faults) Shape(s Shape) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -168,7 +171,7 @@ func (f *Faults) Shape(s Shape) error {
 	}
 	old := f.shaper.Load()
 	if old != nil {
-		old.mu.Lock() // what it admits has been queued, and it admits no more
+		old.mu.Lock() // all admitted packets are queued, and no more are admitted
 	}
 	if old != nil && h != nil {
 		f.requeue(h)
@@ -184,7 +187,7 @@ func (f *Faults) Shape(s Shape) error {
 	return nil
 }
 
-// requeue moves the packets that are queued for the rate in force to the queue of h, which is not in force yet.
+// requeue moves the packets in the queue of the active shaper to the queue of h, which is not active yet.
 //
 //verbena:held mu
 func (f *Faults) requeue(h *shaper) {
@@ -217,7 +220,7 @@ func (f *Faults) requeue(h *shaper) {
 	}
 }
 
-// Shaped returns the Shape in force.
+// Shaped returns the active Shape.
 func (f *Faults) Shaped() Shape {
 	if h := f.shaper.Load(); h != nil {
 		return h.Shape
@@ -225,7 +228,7 @@ func (f *Faults) Shaped() Shape {
 	return Shape{}
 }
 
-// emit sends a train that nothing else happens to, by way of the shaper if there is one.
+// emit sends a train to which no further rule applies, through the shaper if there is one.
 func (e *faultEndpoint) emit(t *Train, d damage) error {
 	for h := e.faults.shaper.Load(); h != nil; h = e.faults.shaper.Load() {
 		if e.shape(h, t, d) {
@@ -242,8 +245,8 @@ func (e *faultEndpoint) emit(t *Train, d damage) error {
 	return e.SendRaw(t)
 }
 
-// shape holds a train up as the shaper decides; false: it is no longer in force. Packets that leave at about the same
-// time stay together.
+// shape holds a train as the shaper decides. It reports false if the shaper is no longer active. Packets that leave at
+// about the same time stay together.
 func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 	n, below, ect := t.NumPackets(), headersBelow(t.Dst), ect(t.TOS)
 	var run struct {
@@ -298,7 +301,7 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 	return true
 }
 
-// delay has a packet leave at a time, unless too much is held up already.
+// delay holds a packet until a given time. If the device holds too many bytes, the packet is dropped.
 func (e *faultEndpoint) delay(p *heldPacket, at time.Time) {
 	packets := uint64(p.train.NumPackets())
 	if held := e.faults.held.Add(int64(cap(p.train.Buf))); held > maxShaped {
@@ -319,10 +322,10 @@ func (e *faultEndpoint) delay(p *heldPacket, at time.Time) {
 	}
 }
 
-// socketFull is when to try again what the socket had no room for.
+// socketFull is the delay of a retry after the socket was full.
 const socketFull = 100 * time.Microsecond
 
-// sendShaped sends what has been held up for long enough, and returns the time until there is more; 0 if there is none.
+// sendShaped sends the due packets. It returns the time until the next packet is due, or 0 if there is none.
 func (e *faultEndpoint) sendShaped() time.Duration {
 	for {
 		e.mu.Lock()
@@ -375,5 +378,5 @@ func (e *faultEndpoint) sendHeld(p *heldPacket) error {
 	return e.SendRaw(&p.train)
 }
 
-// Held returns how much is held up for the shape, in bytes of memory.
+// Held returns the memory of the packets that the shaper holds, in bytes.
 func (f *Faults) Held() int64 { return f.held.Load() }

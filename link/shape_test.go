@@ -14,7 +14,7 @@ import (
 	"verbena/link/simnet"
 )
 
-// shaped runs a test in virtual time with endpoint A behind a shape; B is not.
+// shaped runs a test in virtual time with a shape in front of endpoint A. B has no shape.
 func shaped(t *testing.T, s link.Shape, f func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -43,19 +43,19 @@ func statsOf(e link.Endpoint) link.Stats { return e.(link.StatsReader).Stats() }
 // onWire is the size of the packets of train on the wire.
 const onWire = 100 + 8 + 20
 
-// TestShapeTimes: packets arrive when the rate and the delay let them, whatever trains they come in.
+// TestShapeTimes: the rate and the delay determine the arrival times of packets, and the division into trains does not.
 func TestShapeTimes(t *testing.T) {
 	const bit = link.Rate(1)
 	for name, c := range map[string]struct {
 		shape link.Shape
 		n     int
-		last  time.Duration // the last packet's
+		last  time.Duration // time of the last packet
 	}{
 		"delay": {link.Shape{Delay: 3 * time.Millisecond}, 10, 3 * time.Millisecond},
 		"rate":  {link.Shape{Rate: onWire * 8 * 1000 * bit}, 10, 10 * time.Millisecond},
 		"rate and delay": {link.Shape{Rate: onWire * 8 * 1000 * bit, Delay: time.Second}, 10, time.Second +
 			10*time.Millisecond},
-		"odd rate": {link.Shape{Rate: onWire * 8 * 3 * bit}, 9, 3 * time.Second}, // the thirds of seconds add up
+		"odd rate": {link.Shape{Rate: onWire * 8 * 3 * bit}, 9, 3 * time.Second}, // rounding errors do not add up
 		"slowest":  {link.Shape{Rate: link.MinRate}, 2, 2 * onWire * 8 * time.Millisecond},
 		"fastest": {link.Shape{Rate: link.MaxRate, Delay: time.Second}, 60, time.Second +
 			60*onWire*8*time.Nanosecond/1000},
@@ -83,7 +83,7 @@ func TestShapeTimes(t *testing.T) {
 	}
 }
 
-// TestShapeSharesRate: what two threads send, to two addresses, is limited together.
+// TestShapeSharesRate: the rate limits the packets of two threads to two addresses together.
 func TestShapeSharesRate(t *testing.T) {
 	shaped(t, link.Shape{Rate: onWire * 8 * 1000}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
 		c, err := faults.Listen(addrC, &sink{})
@@ -110,12 +110,12 @@ func TestShapeSharesRate(t *testing.T) {
 	})
 }
 
-// TestShapeQueue: what does not fit into the queue is dropped at its tail, and counted.
+// TestShapeQueue: packets that do not fit into the queue are dropped at its tail and counted.
 func TestShapeQueue(t *testing.T) {
-	const rate = onWire * 8 * 1000 // a packet in a millisecond
+	const rate = onWire * 8 * 1000 // one packet per millisecond
 	for name, c := range map[string]struct {
 		shape link.Shape
-		want  int // of 100 packets that come at once
+		want  int // out of 100 packets that come at once
 	}{
 		"bytes":            {link.Shape{Rate: rate, QueueBytes: 10 * onWire}, 10},
 		"packets":          {link.Shape{Rate: rate, QueuePackets: 7}, 7},
@@ -137,7 +137,7 @@ func TestShapeQueue(t *testing.T) {
 					t.Errorf("got %d packets, %d counted as dropped, %d as lost; want the first %d", len(got), s.ShaperOverflows,
 						s.ShaperLosses, c.want)
 				}
-				// The queue has emptied, and takes packets again.
+				// The queue is empty now, and accepts packets again.
 				send(t, a, train(addrB, 1, 1000, 1))
 				testutil.AdvanceTime(time.Minute)
 				if got := b.psns(); c.want > 0 && got[len(got)-1] != 1000 {
@@ -148,7 +148,7 @@ func TestShapeQueue(t *testing.T) {
 	}
 }
 
-// marks is a Receiver that notes the traffic classes.
+// marks is a Receiver that records the traffic classes.
 type marks struct {
 	mu  sync.Mutex
 	got map[uint8]int
@@ -160,13 +160,13 @@ func (m *marks) Receive(a *link.Arrival) {
 	m.got[a.TOS] += len(a.Packets)
 }
 
-// TestShapeECN: above the threshold packets of transports that understand ECN are marked, and others are not.
+// TestShapeECN: above the threshold, only packets of transports that understand ECN are marked.
 func TestShapeECN(t *testing.T) {
 	for name, c := range map[string]struct {
 		tos  uint8
 		want map[uint8]int
 	}{
-		"ECT(0)":  {0x6a, map[uint8]int{0x6a: 6, 0x6b: 4}}, // five wait, and the sixth sees five packets and no more
+		"ECT(0)":  {0x6a, map[uint8]int{0x6a: 6, 0x6b: 4}}, // the sixth packet finds five packets: no more than ECN
 		"ECT(1)":  {0x01, map[uint8]int{0x01: 6, 0x03: 4}},
 		"not-ECT": {0x68, map[uint8]int{0x68: 10}},
 		"CE":      {0x03, map[uint8]int{0x03: 10}},
@@ -207,7 +207,7 @@ func TestShapeECN(t *testing.T) {
 	}
 }
 
-// TestShapeJitter: packets come within the jitter, and by it out of order.
+// TestShapeJitter: packets arrive within the jitter, and therefore out of order.
 func TestShapeJitter(t *testing.T) {
 	s := link.Shape{Delay: time.Second, Jitter: 100 * time.Millisecond, Seed: 7}
 	shaped(t, s, func(t *testing.T, _ *link.Faults, a link.Endpoint, b *sink) {
@@ -224,8 +224,8 @@ func TestShapeJitter(t *testing.T) {
 	})
 }
 
-// TestShapeEnds: when the shape ends, what is held up leaves at once, in order; when the endpoint closes, it goes with
-// it.
+// TestShapeEnds: at the end of the shape, held packets leave at once, in order. Close of the endpoint drops held
+// packets.
 func TestShapeEnds(t *testing.T) {
 	s := link.Shape{Rate: link.MinRate, Delay: time.Minute}
 	shaped(t, s, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
@@ -259,13 +259,13 @@ func TestShapeEnds(t *testing.T) {
 	})
 }
 
-// TestShapeChanges: what waits for a rate when another Shape comes waits for the new one's rate, in its order and
-// without loss; what has left arrives when it would have.
+// TestShapeChanges: a new Shape applies to packets that wait for the rate of the old one. They keep their order, and
+// none is lost. Packets that have left the queue keep their arrival times.
 func TestShapeChanges(t *testing.T) {
-	const rate = onWire * 8 * 1000 // a packet in a millisecond
+	const rate = onWire * 8 * 1000 // one packet per millisecond
 	for name, c := range map[string]struct {
 		before, after link.Shape
-		want          []time.Duration // of ten packets, with a change in the middle of the fourth
+		want          []time.Duration // arrival times of ten packets; the change is in the middle of the fourth
 	}{
 		"faster": {link.Shape{Rate: rate}, link.Shape{Rate: 1000 * rate}, []time.Duration{1000, 2000, 3000, 3501,
 			3502, 3503, 3504, 3505, 3506, 3507}},
@@ -309,7 +309,7 @@ func TestShapeChanges(t *testing.T) {
 				if got := b.psns(); c.before.Rate > 0 && c.after.Rate > 0 && !slices.Equal(got, count(0, 10)) {
 					t.Errorf("got the order %v", got)
 				}
-				// The queue knows of no packet twice.
+				// No packet is counted twice.
 				send(t, a, train(addrB, 1, 1000, 1))
 				testutil.AdvanceTime(time.Minute)
 				if n := faults.Held(); n != 0 {
@@ -323,7 +323,8 @@ func TestShapeChanges(t *testing.T) {
 	}
 }
 
-// TestShapeChangesUnderWay: while threads send, changes lose nothing and leave nothing behind with a Shape of before.
+// TestShapeChangesUnderWay: while threads send, changes of the Shape lose no packet, and no packet stays with an old
+// Shape.
 func TestShapeChangesUnderWay(t *testing.T) {
 	const senders, each, rounds = 4, 10, 300
 	shaped(t, link.Shape{}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
@@ -353,7 +354,7 @@ func TestShapeChangesUnderWay(t *testing.T) {
 	})
 }
 
-// TestShapeBound: what a device holds up is bounded, whatever the delay.
+// TestShapeBound: the memory of held packets is limited, whatever the delay.
 func TestShapeBound(t *testing.T) {
 	shaped(t, link.Shape{Delay: time.Minute}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
 		for range 3 * link.MaxQueue / 64_000 {
@@ -368,7 +369,8 @@ func TestShapeBound(t *testing.T) {
 	})
 }
 
-// TestShapeBehindRules: the shaper has what the rules leave: both copies of a packet, and damage.
+// TestShapeBehindRules: the shaper comes after the rules. It gets both copies of a duplicated packet, and damaged
+// packets.
 func TestShapeBehindRules(t *testing.T) {
 	shaped(t, link.Shape{Rate: onWire * 8 * 1000}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
 		add(t, faults, link.Rule{Duplicate: 1, Limit: 1})
@@ -420,7 +422,7 @@ func TestRateString(t *testing.T) {
 	}
 }
 
-// TestLinkDown: nothing passes in either direction while the link is down, and what was held up is lost at its time.
+// TestLinkDown: no packet passes in either direction while the link is down, and held packets are lost at their time.
 func TestLinkDown(t *testing.T) {
 	shaped(t, link.Shape{Delay: time.Second}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
 		c := &sink{}
@@ -458,7 +460,7 @@ func TestLinkDown(t *testing.T) {
 	})
 }
 
-// TestAtPacket: the link goes down in front of the packet that was asked for.
+// TestAtPacket: the link goes down before the requested packet.
 func TestAtPacket(t *testing.T) {
 	for _, n := range []int{1, 2, 4, 5, 10, 12, 13} {
 		shaped(t, link.Shape{}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {

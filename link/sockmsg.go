@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockaddr mirrors struct sockaddr_in and sockaddr_in6 of ip(7) and ipv6(7). The layout is written and read byte
-// by byte, as only the family and the scope are in the machine's byte order.
+// sockaddr mirrors struct sockaddr_in and sockaddr_in6 of ip(7) and ipv6(7). The layout is written and read byte by
+// byte, as only the family and the scope are in native byte order.
 type sockaddr [unix.SizeofSockaddrInet6]byte
 
 // Offsets of both layouts.
@@ -35,14 +35,14 @@ func makeSockaddr(a netip.AddrPort, scope uint32) (sa sockaddr, n uint32) {
 	return sa, unix.SizeofSockaddrInet6
 }
 
-// source identifies the sender of a packet. The address is in 16-byte form, IPv4 being mapped to IPv6.
+// source identifies the sender of a packet. The address is in 16-byte form, with IPv4 mapped to IPv6.
 type source struct {
 	addr [16]byte
 	port uint16
 }
 
-// source reads the address of a sender that the kernel wrote, n bytes. The scope is left out: whoever is on the
-// link is on the endpoint's link.
+// source parses the address of a sender that the kernel wrote, n bytes long. It omits the scope: any sender on a link
+// is on the link of the endpoint.
 func (sa *sockaddr) source(n uint32) (s source, ok bool) {
 	s.port = binary.BigEndian.Uint16(sa[saPort:])
 	switch family := binary.NativeEndian.Uint16(sa[:]); {
@@ -57,7 +57,8 @@ func (sa *sockaddr) source(n uint32) (s source, ok bool) {
 	return s, true
 }
 
-// hash is for direct-mapped tables; it spreads neighbours well, and an adversary gains only misses.
+// hash returns a hash for direct-mapped tables. It distributes neighbouring addresses well, and an adversary can only
+// cause misses.
 func (s source) hash() uint32 { return hashAddr(&s.addr) ^ uint32(s.port)*0x9e3779b1>>12 }
 
 func hashAddr(a *[16]byte) uint32 {
@@ -66,7 +67,7 @@ func hashAddr(a *[16]byte) uint32 {
 	return uint32(h >> 40)
 }
 
-// controls are control messages (cmsg(3), 64-bit layout) for a send.
+// controls holds control messages (cmsg(3), 64-bit layout) for a send.
 type controls struct {
 	buf [3 * cmsgSpace]byte
 	n   int
@@ -91,13 +92,13 @@ func (c *controls) add(level, typ, size int, v uint32) {
 	c.n += cmsgSpace
 }
 
-// received is what control messages tell of a received message.
+// received holds the control messages of a received message.
 type received struct {
-	size     int // into which it is to be cut (UDP_GRO); 0: not at all
+	size     int // size of the packets in the message (UDP_GRO); 0: one packet
 	tos, ttl uint8
 }
 
-// parseControls reads control messages.
+// parseControls parses control messages.
 func parseControls(b []byte) received {
 	r := received{ttl: defaultTTL}
 	for len(b) >= cmsgHdr {
@@ -108,7 +109,7 @@ func parseControls(b []byte) received {
 		v := b[cmsgHdr:n]
 		switch level, typ := binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:]); {
 		case level == unix.SOL_IP && typ == unix.IP_TOS && len(v) >= 1:
-			r.tos = v[0] // the only one that is not an int
+			r.tos = v[0] // the only option that is not an int
 		case len(v) < 4:
 		case level == unix.SOL_UDP && typ == unix.UDP_GRO:
 			r.size = max(0, int(int32(binary.NativeEndian.Uint32(v))))

@@ -60,7 +60,7 @@ func FuzzControls(f *testing.F) {
 		if got.size < 0 {
 			t.Fatalf("negative size %d", got.size)
 		}
-		// The system's own parser agrees wherever it parses.
+		// The parser of package unix agrees if it can parse the message.
 		msgs, err := unix.ParseSocketControlMessage(b)
 		if err != nil {
 			return

@@ -1,17 +1,17 @@
 package link
 
-// PortForgetter is an Endpoint that keeps something for each source port ([Train.SPort]) that was used.
+// PortForgetter is an Endpoint that keeps resources for each used source port ([Train.SPort]).
 type PortForgetter interface {
-	// ForgetPort says that the next train from that port may be long in coming. It may not sleep.
+	// ForgetPort announces that the next train from the port may not come soon. It may not sleep.
 	ForgetPort(port uint16)
 }
 
-// ForgetPort tells an endpoint, if it wants to know.
+// ForgetPort calls the method of the endpoint, if it has one.
 func ForgetPort(e Endpoint, port uint16) {
 	if f, ok := e.(PortForgetter); ok {
 		f.ForgetPort(port)
 	}
 }
 
-// ForgetPort is [PortForgetter.ForgetPort].
+// ForgetPort implements [PortForgetter.ForgetPort].
 func (e *faultEndpoint) ForgetPort(port uint16) { ForgetPort(e.RawEndpoint, port) }

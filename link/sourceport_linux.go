@@ -9,27 +9,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSourcePorts bounds the sockets that an endpoint sends from beside its own.
+// maxSourcePorts limits the number of additional sockets from which an endpoint sends.
 const maxSourcePorts = 128
 
-// sourcePorts are the sockets of an endpoint that send from other ports than Port. One is opened when the first train
-// to a destination wants it, and found by that destination's entry from then on. Nothing arrives there.
+// sourcePorts holds the sockets of an endpoint that send from other ports than Port. The first train from a port to a
+// destination opens the socket, and the entry of the destination refers to it from then on. No packet arrives at these
+// sockets.
 type sourcePorts struct {
 	mu     sync.Mutex
 	closed bool
 	m      map[uint16]*portSocket
 }
 
-// portSocket is a socket that sends from a port.
+// portSocket is a socket that sends from one port.
 type portSocket struct {
 	fd        int
-	users     atomic.Int64 // as UDPEndpoint.users
-	leaving   atomic.Bool  // forgotten is set: sourcePort has to find the socket again
-	forgotten *time.Timer  // closes the socket when it fires; nil: the port is in use. Under sourcePorts.mu.
+	users     atomic.Int64 // like UDPEndpoint.users
+	leaving   atomic.Bool  // forgotten is set: the next user must call sourcePort
+	forgotten *time.Timer  // closes the socket when it fires; nil: the port is in use; under sourcePorts.mu
 }
 
-// portLinger is the time from [UDPEndpoint.ForgetPort] until the port's socket is closed. Packets that wait in a socket of this process are genuine
-// as long as their source port is this process's: see own.
+// portLinger is the delay between [UDPEndpoint.ForgetPort] and the close of the socket. Packets that wait in a socket
+// of this process are genuine only as long as this process has their source port: see own.
 const portLinger = time.Second
 
 func (s *portSocket) enter() bool {
@@ -53,8 +54,8 @@ func (s *portSocket) close() {
 	unix.Close(s.fd) //verbena:allow nosleep a socket without linger
 }
 
-// sourcePort finds or opens the socket of a port. It is nil where the port is somebody else's or there are too many
-// sockets: then the train leaves from Port. All the system calls are ones that do not sleep.
+// sourcePort finds or opens the socket of a port. It returns nil if the port is not available or if there are too many
+// sockets. The train then leaves from Port. The system calls do not sleep.
 func (e *UDPEndpoint) sourcePort(port uint16) *portSocket {
 	e.ports.mu.Lock()
 	defer e.ports.mu.Unlock()
@@ -84,7 +85,7 @@ func (e *UDPEndpoint) sourcePort(port uint16) *portSocket {
 	return s
 }
 
-// sendSocket makes a socket that only sends.
+// sendSocket opens a socket that only sends.
 func (e *UDPEndpoint) sendSocket(port uint16) (int, error) {
 	family := unix.AF_INET6
 	if e.addr.Is4() {
@@ -95,7 +96,7 @@ func (e *UDPEndpoint) sendSocket(port uint16) (int, error) {
 		return -1, err
 	}
 	if err = e.sendOptions(fd); err == nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0) // the least there can be
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0) // the minimum
 		err = unix.Bind(fd, socketAddress(e.addr, port, e.ifindex))
 	}
 	if err != nil {
@@ -105,7 +106,8 @@ func (e *UDPEndpoint) sendSocket(port uint16) (int, error) {
 	return fd, nil
 }
 
-// ForgetPort is [PortForgetter.ForgetPort]: it closes the port's socket some time later, unless the port is used again.
+// ForgetPort implements [PortForgetter.ForgetPort]: it closes the socket of the port after portLinger, unless the port
+// is used again.
 func (e *UDPEndpoint) ForgetPort(port uint16) {
 	e.ports.mu.Lock()
 	defer e.ports.mu.Unlock()
@@ -130,7 +132,7 @@ func (e *UDPEndpoint) ForgetPort(port uint16) {
 	s.leaving.Store(true)
 }
 
-// closePorts closes all of them, for good.
+// closePorts closes all sockets. No further socket can be opened.
 func (e *UDPEndpoint) closePorts() {
 	e.ports.mu.Lock()
 	defer e.ports.mu.Unlock()

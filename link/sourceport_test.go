@@ -9,7 +9,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// spy is a plain socket in the place of an endpoint, which sees source ports.
+// spy opens a plain socket instead of an endpoint. next returns the source port of the next packet.
 func spy(t *testing.T, addr netip.Addr) (next func() (n int, port int)) {
 	t.Helper()
 	family := unix.AF_INET6
@@ -41,7 +41,7 @@ func spy(t *testing.T, addr netip.Addr) (next func() (n int, port int)) {
 	}
 }
 
-// TestSourcePort: a train leaves from the port that it asks for, and from Port where that is somebody else's.
+// TestSourcePort: a train leaves from its source port, or from Port if another socket has the port.
 func TestSourcePort(t *testing.T) {
 	src, dst := loopback(), loopback()
 	from := listen(t, NewFaults(UDP(UDPOptions{}), nil), src, receiverFunc(func(*Arrival) {}))
@@ -75,7 +75,7 @@ func TestSourcePort(t *testing.T) {
 		t.Errorf("%d fallbacks counted, want 1", s.SourcePortFallbacks)
 	}
 	ForgetPort(from, 0xc001)
-	send(0xc001, 0xc001) // it is not forgotten any more
+	send(0xc001, 0xc001) // the port is no longer forgotten
 	ForgetPort(from, 0xffff)
 	testutil.Eventually(t, "a port that was forgotten later to be closed", func() bool { return portClosed(t, src, 0xffff) })
 	if portClosed(t, src, 0xc001) {
@@ -87,14 +87,14 @@ func TestSourcePort(t *testing.T) {
 		t.Error("a port was closed while its packets may be on the way")
 	}
 	testutil.Eventually(t, "a port that was forgotten to be closed", func() bool { return portClosed(t, src, 0xc001) })
-	send(0xc001, 0xc001) // and opened again
+	send(0xc001, 0xc001) // opens the socket again
 	send(0xffff, 0xffff)
 	for i := range maxSourcePorts {
 		send(uint16(0xd000+i), map[bool]int{true: 0xd000 + i, false: Port}[i < maxSourcePorts-2])
 	}
 }
 
-// portClosed reports whether no socket has a port of an address of this host.
+// portClosed reports whether no socket is bound to a port of an address of this host.
 func portClosed(t *testing.T, addr netip.Addr, port uint16) bool {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -105,7 +105,7 @@ func portClosed(t *testing.T, addr netip.Addr, port uint16) bool {
 	return unix.Bind(fd, socketAddress(addr, port, 0)) == nil
 }
 
-// TestSourcePortReceived: the ICRC is that of the port that a packet came from.
+// TestSourcePortReceived: the ICRC covers the source port of a received packet.
 func TestSourcePortReceived(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newCollector()
@@ -118,7 +118,7 @@ func TestSourcePortReceived(t *testing.T) {
 				t.Fatal(err)
 			}
 			trains = append(trains, tr)
-			c.wait(10 * (i + 1)) // only what comes from one port is in order
+			c.wait(10 * (i + 1)) // only packets from one port are in order
 		}
 		checkPackets(t, c.wait(200), trains...)
 		if s := stats(t, to); s.ICRCErrors != 0 {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Tap sees the packets that pass a device, for a capture.
+// Tap gets the packets of a device, for a capture.
 type Tap interface {
-	// Packet is called with each packet, by several threads at once. It may not sleep, and does not keep p or what it
-	// refers to. Calls are in order for the packets of one thread; that of a packet sent may come after the call for
-	// the answer to it, so that only Tapped.Time tells the order.
+	// Packet is called for each packet, by several threads concurrently. It may not sleep, and may not keep p or the
+	// memory to which p refers. The calls for the packets of one thread are in order. The call for a sent packet can
+	// come after the call for the answer. Only Tapped.Time gives the order of the packets.
 	Packet(p *Tapped)
 }
 
@@ -21,26 +21,26 @@ type Tapped struct {
 	Time     time.Time
 	Out      bool // the device sends it
 	Src, Dst netip.AddrPort
-	// QP is the number of the queue pair that sends it, 0 where that is not known: a packet that came from another host
-	// does not tell.
+	// QP is the number of the sending queue pair, or 0 if it is not known. A packet from another host does not contain
+	// this number.
 	QP uint32
-	// ID is the IPv4 identification; do not fragment is set.
+	// ID is the IPv4 identification. "Don't fragment" is set.
 	ID       uint16
 	TOS, TTL uint8
 	// Data is the packet from the BTH to the ICRC.
 	Data []byte
-	// Unsealed: the packet takes a way without ICRC, and there is only room for it in Data.
+	// Unsealed reports that the packet takes a path without ICRC. Data then only has room for the ICRC.
 	Unsealed bool
 }
 
-// Taps are the taps of a device. The zero Taps has none, a nil one will never have any; while there are none they cost
-// one branch a train. Safe for concurrent use.
+// Taps holds the taps of a device. The zero Taps has no taps, and a nil Taps never has any. Without taps, the cost is
+// one branch per train. Taps is safe for concurrent use.
 type Taps struct {
-	mu   sync.Mutex            // one change at a time
-	list atomic.Pointer[[]Tap] // replaced, not changed; nil: empty
+	mu   sync.Mutex            // serialises changes
+	list atomic.Pointer[[]Tap] // replaced, never modified; nil: empty
 }
 
-// Add puts a tap on.
+// Add adds a tap.
 func (t *Taps) Add(tap Tap) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,7 +48,7 @@ func (t *Taps) Add(tap Tap) {
 	t.list.Store(&list)
 }
 
-// Remove takes it off. A call that has begun by then may still be running.
+// Remove removes a tap. A call of the tap that has already begun can still be running when Remove returns.
 func (t *Taps) Remove(tap Tap) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,7 +60,7 @@ func (t *Taps) Remove(tap Tap) {
 	t.list.Store(&list)
 }
 
-// On reports whether there are any.
+// On reports whether there are taps.
 func (t *Taps) On() bool { return t != nil && t.list.Load() != nil }
 
 func (t *Taps) load() []Tap {
@@ -73,15 +73,15 @@ func (t *Taps) load() []Tap {
 	return nil
 }
 
-// Packet shows a packet to all of them.
+// Packet passes a packet to all taps.
 func (t *Taps) Packet(p *Tapped) {
 	for _, tap := range t.load() {
 		tap.Packet(p)
 	}
 }
 
-// Train shows the packets of a valid train that is, or seems to be, sent at a time from src; their identifications
-// count up from 0 by step. p is scratch.
+// Train passes the packets of a valid train from src to all taps. The identifications count up from 0 by step. p is
+// scratch memory.
 func (t *Taps) Train(p *Tapped, at time.Time, src netip.AddrPort, train *Train, step uint16) {
 	p.Time, p.Src, p.Dst, p.QP = at, src, netip.AddrPortFrom(train.Dst, Port), train.QP
 	p.TOS, p.TTL, p.ID = train.TOS, train.TTL, 0

@@ -12,7 +12,7 @@ import (
 	"verbena/roce"
 )
 
-// tapNotes is a Tap that remembers.
+// tapNotes is a Tap that records packets.
 type tapNotes struct {
 	mu  sync.Mutex
 	got []Tapped
@@ -26,7 +26,7 @@ func (n *tapNotes) Packet(p *Tapped) {
 	n.got = append(n.got, c)
 }
 
-// icrcs checks what was seen in one direction: so many packets, of whose ICRCs so many are wrong.
+// icrcs checks the number of recorded packets of one direction, and the number of wrong ICRCs among them.
 func (n *tapNotes) icrcs(t *testing.T, out bool, want, wantBad int) {
 	t.Helper()
 	n.mu.Lock()
@@ -38,7 +38,7 @@ func (n *tapNotes) icrcs(t *testing.T, out bool, want, wantBad int) {
 		}
 		seen++
 		if p.Time.IsZero() || p.TTL != 64 || p.Src.Port() != Port || p.Dst.Port() != Port || p.Unsealed || out && p.QP != 18 {
-			t.Errorf("a packet is told as %+v", p)
+			t.Errorf("unexpected packet: %+v", p)
 		}
 		if roce.NewFlow(p.Src, p.Dst).ICRC(p.ID, p.Data) != binary.LittleEndian.Uint32(p.Data[len(p.Data)-ICRCLen:]) {
 			bad++
@@ -49,7 +49,7 @@ func (n *tapNotes) icrcs(t *testing.T, out bool, want, wantBad int) {
 	}
 }
 
-// Taps see what is on the wire, in the way in which it is: cut by the kernel or not, damaged or not.
+// TestUDPTaps: taps get the packets as they are on the wire: segmented by the kernel or not, damaged or not.
 func TestUDPTaps(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		taps, notes := &Taps{}, &tapNotes{}
@@ -62,7 +62,7 @@ func TestUDPTaps(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		send(makeTrain(to.Addr(), 3, 100, 60, 0)) // before there is a tap
+		send(makeTrain(to.Addr(), 3, 100, 60, 0)) // before the tap is added
 		c.wait(3)
 		taps.Add(notes)
 		send(makeTrain(to.Addr(), 5, 100, 60, 3))
@@ -89,12 +89,12 @@ func TestUDPTaps(t *testing.T) {
 	})
 }
 
-// The same where the kernel does not segment.
+// TestUDPTapsUnsegmented tests taps if the kernel does not segment.
 func TestUDPTapsUnsegmented(t *testing.T) {
 	taps, notes := &Taps{}, &tapNotes{}
 	c := newCollector()
 	from, to := pair(t, UDP(UDPOptions{Taps: taps}), loopback(), loopback(), c)
-	// A socket that sends no checksums is refused segmentation.
+	// The kernel refuses segmentation on a socket that sends no checksums.
 	if err := unix.SetsockoptInt(from.(*UDPEndpoint).fd, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1); err != nil {
 		t.Fatal(err)
 	}

@@ -9,10 +9,10 @@ import (
 // minPacket is the shortest packet: a BTH and the ICRC.
 const minPacket = roce.BTHLen + ICRCLen
 
-// ErrTrain: the train breaks a rule of [Train]; see [Train.Validate].
+// ErrTrain is the error for a train that violates a rule of [Train]; see [Train.Validate].
 var ErrTrain = errors.New("malformed train")
 
-// The ways to be malformed, made beforehand: a Send that fails allocates nothing.
+// Errors of malformed trains. They are preallocated: a failing Send allocates no memory.
 var (
 	errTrainDst     = trainError("no destination")
 	errTrainEmpty   = trainError("no packets")
@@ -27,7 +27,7 @@ type trainError string
 func (e trainError) Error() string        { return ErrTrain.Error() + ": " + string(e) }
 func (e trainError) Is(target error) bool { return target == ErrTrain }
 
-// Validate checks the rules that Train's fields document. Its error is an [ErrTrain].
+// Validate checks the rules in the documentation of Train's fields. Its error is an [ErrTrain].
 func (t *Train) Validate() error {
 	n := len(t.Buf)
 	switch {
@@ -47,7 +47,7 @@ func (t *Train) Validate() error {
 	return nil
 }
 
-// NumPackets is the number of packets in a valid train.
+// NumPackets returns the number of packets in a valid train.
 func (t *Train) NumPackets() int {
 	if len(t.Buf) <= t.Size {
 		return 1
@@ -55,14 +55,14 @@ func (t *Train) NumPackets() int {
 	return (len(t.Buf) + t.Size - 1) / t.Size
 }
 
-// Packet is the i-th packet of a valid train, a slice of Buf.
+// Packet returns the i-th packet of a valid train, a slice of Buf.
 func (t *Train) Packet(i int) []byte {
 	start := i * t.Size
 	end := min(start+t.Size, len(t.Buf))
 	return t.Buf[start:end:end]
 }
 
-// cut returns the packets from the i-th up to, not including, the j-th as a train of their own in the same buffer.
+// cut returns packets i to j-1 as a train in the same buffer.
 func (t *Train) cut(i, j int) Train {
 	end := min(j*t.Size, len(t.Buf))
 	c := *t
@@ -70,7 +70,7 @@ func (t *Train) cut(i, j int) Train {
 	return c
 }
 
-// seal fills in the ICRCs for identifications that start at 0 and go up by step.
+// seal fills in the ICRCs for identifications that start at 0 and increase by step.
 func (t *Train) seal(f roce.Flow, step uint16) {
 	id := uint16(0)
 	for b := t.Buf; len(b) > 0; id += step {

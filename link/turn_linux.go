@@ -12,34 +12,35 @@ import (
 	"verbena/internal/sched"
 )
 
-// stopTime is how long a call of Receive may take, and up to twice that, before the turn is another's. Outside of
-// Receive who has the turn can only lack a processor, or be stopped by what it does for another endpoint: that may take
-// stopLooks times as long.
+// stopTime is the time without a sign of life after which the holder of the receive token loses the token, if it is in
+// Receive. The actual time is between stopTime and twice stopTime. Outside of Receive, the holder can only lack a
+// processor, or be blocked by its work for another endpoint. There the limit is stopLooks times as long.
 const (
 	stopTime  = 10 * time.Millisecond
 	stopLooks = 10
 )
 
-// After deferAfter claims in a row, a sender leaves the socket disarmed when it yields. The next claim is likely to
-// follow soon, and would disarm the socket again. deferTime limits the delay of a packet that another process sends
-// meanwhile. A packet of another sender ends the claims in a row.
+// After deferAfter claims in a row, a sender leaves the socket disarmed when it yields. The next claim will probably
+// follow soon, and would disarm the socket again. deferTime limits the delay of a packet from another process in this
+// state. A packet of another sender ends the claims in a row.
 const (
 	deferAfter = 64
 	deferTime  = time.Millisecond
 )
 
-// turn says who receives from an endpoint: its receive thread, or a thread that sends to it ([Taker]).
+// turn is the receive token of an endpoint. Its holder, the receive thread or a sending thread ([Taker]), receives from
+// the endpoint.
 //
 //	      enter, claim               leave, yield
-//	free --------------> had ------------------------> free
+//	free --------------> held -----------------------> free
 //	                      |
 //	                      | a time without a sign of life
 //	                      v
-//	                     free, with a new receiver; who had it finds itself late
+//	                     free, with a new receiver; the old receiver is late
 //
 // The receive thread sleeps in epoll_wait(2). While a sender receives, the socket is not armed there, and packets do
-// not wake the thread. When it is armed again, the remaining packets do. While senders claim again and again, the
-// socket stays disarmed between them, for deferTime at most.
+// not wake the thread. As soon as the socket is armed again, remaining packets wake the thread. While senders claim
+// again and again, the socket stays disarmed between the claims, for at most deferTime.
 type turn struct {
 	to    Receiver
 	spin  time.Duration
@@ -47,22 +48,22 @@ type turn struct {
 	epoll int
 
 	mu       sync.Mutex
-	receiver *receiver // of who has the turn now, or next
+	receiver *receiver // used by the present or next holder
 	holder   holder
 	armed    bool
-	inside   bool          // who has it is in Receive
+	inside   bool          // the holder is in Receive
 	beats    uint64        // signs of life: changes of the holder, and begins and ends of calls of Receive
-	seen     uint64        // beats when the timer last looked
-	looks    int           // times that it has seen these
-	watched  bool          // the timer is going to look
-	timer    *time.Timer   // nil: there was none yet
-	sender   chan struct{} // not nil: the endpoint closes. Closed when no sender has the turn
-	claims   int           // in a row
-	deferred bool          // rearm is going to run
-	rearm    *time.Timer   // nil: there was none yet
+	seen     uint64        // beats at the last tick of timer
+	looks    int           // number of ticks with these beats
+	watched  bool          // timer is running
+	timer    *time.Timer   // nil until the first use
+	sender   chan struct{} // nil until Close; closed when no sender holds the token
+	claims   int           // number of claims in a row
+	deferred bool          // rearm is running
+	rearm    *time.Timer   // nil until the first use
 }
 
-// holder is who has the turn.
+// holder is the kind of thread that holds the receive token.
 type holder uint8
 
 const (
@@ -71,7 +72,7 @@ const (
 	sender
 )
 
-// start begins to receive.
+// start starts the receive thread.
 func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -88,7 +89,7 @@ func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
 	return nil
 }
 
-// epollAdd makes packets for a socket wake who waits for epoll.
+// epollAdd makes packets for a socket wake the threads that wait for epoll.
 func epollAdd(epoll, fd int) error {
 	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN,
 		Fd: int32(fd)}); err != nil {
@@ -97,7 +98,7 @@ func epollAdd(epoll, fd int) error {
 	return nil
 }
 
-// receive is the receive thread.
+// receive runs the receive thread.
 func (e *UDPEndpoint) receive() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -111,7 +112,7 @@ func (e *UDPEndpoint) receive() {
 	close(e.done)
 }
 
-// receive receives from a socket that has packets. It reports false when the receiver was given up.
+// receive receives from a socket that has packets. It reports false if the receiver has been replaced.
 func (r *receiver) receive(fd int) bool {
 	if fd != r.e.fd {
 		return r.receiveGroup(fd)
@@ -119,7 +120,7 @@ func (r *receiver) receive(fd int) bool {
 	return r.drain()
 }
 
-// sleep returns when there may be something to receive, at best without sleeping, and the socket that has it.
+// sleep waits until there may be packets, and returns their socket. It spins before it sleeps.
 func (e *UDPEndpoint) sleep(idle *sched.Spin) int {
 	start := time.Now()
 	spin := idle.Next()
@@ -137,7 +138,8 @@ func (e *UDPEndpoint) sleep(idle *sched.Spin) int {
 	return fd
 }
 
-// enterTurn gives the receive thread the turn; nil: a sender has it, and what it leaves wakes the thread.
+// enterTurn gives the receive token to the receive thread. It returns nil if a sender holds the token. Packets that
+// this sender leaves wake the receive thread.
 func (e *UDPEndpoint) enterTurn() *receiver {
 	t := &e.turn
 	t.mu.Lock()
@@ -149,7 +151,7 @@ func (e *UDPEndpoint) enterTurn() *receiver {
 	return t.give(e, thread)
 }
 
-// Claim is [Taker.Claim].
+// Claim implements [Taker.Claim].
 func (e *UDPEndpoint) Claim() Turn {
 	if !e.enter() {
 		return nil
@@ -167,7 +169,7 @@ func (e *UDPEndpoint) Claim() Turn {
 	return t.give(e, sender)
 }
 
-// Expect is [Taker.Expect].
+// Expect implements [Taker.Expect].
 func (e *UDPEndpoint) Expect() {
 	if e.enter() {
 		e.turn.expect()
@@ -185,7 +187,8 @@ func (t *turn) expect() {
 	}
 }
 
-// rearmLate arms a socket that a sender has left disarmed. A sender that receives at the moment does it when it yields.
+// rearmLate arms a socket that a sender has left disarmed. If a sender is receiving, this sender arms the socket when
+// it yields.
 func (e *UDPEndpoint) rearmLate() {
 	t := &e.turn
 	t.mu.Lock()
@@ -198,7 +201,7 @@ func (e *UDPEndpoint) rearmLate() {
 	}
 }
 
-// defers reports whether a sender leaves the socket disarmed.
+// defers reports whether a yielding sender leaves the socket disarmed.
 //
 //verbena:held mu
 func (t *turn) defers(e *UDPEndpoint) bool {
@@ -216,7 +219,7 @@ func (t *turn) defers(e *UDPEndpoint) bool {
 	return true
 }
 
-// give gives the turn to who has asked for it.
+// give gives the token to a thread of the given kind.
 //
 //verbena:held mu
 func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
@@ -233,7 +236,7 @@ func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
 	return t.receiver
 }
 
-// arm says whether what arrives wakes the receive thread.
+// arm sets whether packets wake the receive thread.
 //
 //verbena:held mu
 func (t *turn) arm(e *UDPEndpoint, on bool) {
@@ -245,11 +248,11 @@ func (t *turn) arm(e *UDPEndpoint, on bool) {
 	if on {
 		v.Events = unix.EPOLLIN
 	}
-	_ = unix.EpollCtl(t.epoll, unix.EPOLL_CTL_MOD, e.fd, &v) // which can only fail for descriptors that are none
+	_ = unix.EpollCtl(t.epoll, unix.EPOLL_CTL_MOD, e.fd, &v) // can only fail for an invalid descriptor
 }
 
-// alive is a sign of life of who has the turn, and says whether it is in Receive now. It reports false if the turn has
-// been given to another meanwhile.
+// alive records a sign of life of the holder, and whether the holder is in Receive. It reports false if the holder has
+// lost the token.
 func (t *turn) alive(r *receiver, inside bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -261,7 +264,7 @@ func (t *turn) alive(r *receiver, inside bool) bool {
 	return true
 }
 
-// yield takes the turn back. It reports false if it has been given to another meanwhile.
+// yield returns the token. It reports false if the holder had lost the token.
 func (t *turn) yield(r *receiver) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -272,7 +275,7 @@ func (t *turn) yield(r *receiver) bool {
 	return true
 }
 
-// free makes the turn nobody's.
+// free frees the token.
 //
 //verbena:held mu
 func (t *turn) free(e *UDPEndpoint) {
@@ -283,13 +286,13 @@ func (t *turn) free(e *UDPEndpoint) {
 		t.arm(e, true)
 	}
 	if t.sender != nil && was == sender {
-		close(t.sender) // the last of all: Close goes on then
+		close(t.sender) // the last access: Close then continues
 	}
 }
 
-// look gives the turn to another if who has it has given no sign of life since the last look. A late thread ends, or
-// goes on without the turn, when its call of Receive returns; until then it costs its stack and buffers. That there are
-// not too many is the business of whoever stops them.
+// look frees the token if its holder has given no sign of life for too long; see stopTime. When its call of Receive
+// returns, a late receive thread ends, and a late sender continues without the token. Until then the late thread costs
+// its stack and buffers. The code that blocks such threads must limit their number.
 func (e *UDPEndpoint) look() {
 	t := &e.turn
 	t.mu.Lock()
@@ -311,7 +314,7 @@ func (e *UDPEndpoint) look() {
 	t.timer.Reset(t.stop)
 }
 
-// abandon takes the turn from who has it, unless that has happened.
+// abandon takes the token from the holder of r, unless the holder has already lost it.
 func (t *turn) abandon(r *receiver) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -320,7 +323,7 @@ func (t *turn) abandon(r *receiver) {
 	}
 }
 
-// replace makes the turn nobody's, with a new receiver.
+// replace frees the token and installs a new receiver.
 //
 //verbena:held mu
 func (t *turn) replace() {
@@ -331,7 +334,7 @@ func (t *turn) replace() {
 	t.free(e)
 }
 
-// close ends all claims. What it returns is closed when no sender has the turn.
+// close ends all claims. The returned channel is closed as soon as no sender holds the token.
 func (t *turn) close() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

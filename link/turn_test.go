@@ -11,7 +11,7 @@ import (
 	"verbena/roce"
 )
 
-// taken is a Receiver that also keeps by whom each batch was received.
+// taken is a Receiver that also records Arrival.By of each batch.
 type taken struct {
 	*collector
 	mu sync.Mutex
@@ -27,21 +27,21 @@ func (c *taken) Receive(a *Arrival) {
 	c.collector.Receive(a)
 }
 
-// patient is a network whose threads may be stopped for as long as the machine likes: they keep the turn.
+// patient returns a network on which blocked threads keep the receive token, so a slow machine does not disturb a test.
 func patient() Network { return UDP(UDPOptions{stop: time.Hour, delay: time.Hour}) }
 
-// claim has the turn of an endpoint, which is to be had.
+// claim returns the receive token of an endpoint. It waits for the receive thread to release the token.
 func claim(t *testing.T, e Endpoint) Turn {
 	t.Helper()
 	var turn Turn
-	testutil.Eventually(t, "the receive thread to give the turn up", func() bool {
+	testutil.Eventually(t, "the receive thread to release the token", func() bool {
 		turn = e.(Taker).Claim()
 		return turn != nil
 	})
 	return turn
 }
 
-// TestTake: who sends receives it on its own thread.
+// TestTake: a sender receives its packets on its own thread.
 func TestTake(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newTaken()
@@ -97,7 +97,7 @@ func TestYieldDefersArming(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name  string
-		armed bool // after the next Yield
+		armed bool // state after the next Yield
 		do    func(from, to Endpoint, turn Turn)
 	}{
 		{"what was sent is taken", false, func(from, to Endpoint, turn Turn) {
@@ -168,7 +168,8 @@ func TestDeferredArming(t *testing.T) {
 	}
 }
 
-// TestClaimHolds: while a sender has the turn nobody else receives, and what it leaves is received by the thread.
+// TestClaimHolds: while a sender holds the receive token, no other thread receives. The receive thread receives the
+// remaining packets.
 func TestClaimHolds(t *testing.T) {
 	c := newTaken()
 	from, to := pair(t, patient(), loopback(), loopback(), c)
@@ -176,18 +177,18 @@ func TestClaimHolds(t *testing.T) {
 		before := c.count()
 		turn := claim(t, to)
 		if to.(Taker).Claim() != nil {
-			t.Fatal("two have the turn")
+			t.Fatal("Claim of a held token: got a token, want nil")
 		}
 		if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
 			t.Fatal(err)
 		}
 		testutil.Consistently(t, time.Millisecond,
-			"what arrives does not wake the receive thread while another has the turn", func() bool {
+			"packets do not wake the receive thread while another thread holds the token", func() bool {
 				_, woken := epollWait(to.(*UDPEndpoint).turn.epoll, false)
 				return !woken
 			})
 		if n := c.count(); n != before {
-			t.Fatal("received by another than who has the turn")
+			t.Fatal("a thread without the token has received")
 		}
 		turn.Yield()
 		c.wait(before + 1)
@@ -199,7 +200,7 @@ func TestClaimHolds(t *testing.T) {
 	}
 }
 
-// TestClaimWhileReceiving: the turn is not to be had while the receive thread is in Receive.
+// TestClaimWhileReceiving: Claim fails while the receive thread is in Receive.
 func TestClaimWhileReceiving(t *testing.T) {
 	inside, done := make(chan struct{}), make(chan struct{})
 	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(*Arrival) {
@@ -211,18 +212,18 @@ func TestClaimWhileReceiving(t *testing.T) {
 	}
 	<-inside
 	if to.(Taker).Claim() != nil {
-		t.Error("Claim during Receive: got a turn, want nil")
+		t.Error("Claim during Receive: got a token, want nil")
 	}
 	close(done)
 	claim(t, to).Yield()
 }
 
-// TestClaimIsForgotten: a sender that does not come back does not keep the others from receiving.
+// TestClaimIsForgotten: a sender that does not yield does not keep other threads from receiving.
 func TestClaimIsForgotten(t *testing.T) {
 	c := newTaken()
 	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), c)
 	turn := claim(t, to)
-	defer turn.Yield() // for Close, where it is not forgotten
+	defer turn.Yield() // for Close, if the token is not lost
 	tr := makeTrain(to.Addr(), 1, 100, 100, 1)
 	if err := from.Send(tr); err != nil {
 		t.Fatal(err)
@@ -230,13 +231,13 @@ func TestClaimIsForgotten(t *testing.T) {
 	testutil.Eventually(t, "the receive thread to receive", func() bool { return c.count() > 0 })
 	checkPackets(t, c.wait(1), tr)
 	if turn.Take("late", 1) {
-		t.Error("Take of a turn that is another's: got true, want false")
+		t.Error("Take with a lost token: got true, want false")
 	}
 	turn.Yield()
 	other := claim(t, to)
-	turn.Yield() // which has nothing to do with the other's
+	turn.Yield() // does not affect other
 	if to.(Taker).Claim() != nil {
-		t.Error("a late Yield has ended another's turn")
+		t.Error("a late Yield has freed the token of another holder")
 	}
 	other.Yield()
 	if err := to.Close(); err != nil {
@@ -244,8 +245,8 @@ func TestClaimIsForgotten(t *testing.T) {
 	}
 }
 
-// TestTakeThatDoesNotReturn: a sender that is stopped in Receive loses its batch, and the receive thread goes on; Close
-// does not wait for it.
+// TestTakeThatDoesNotReturn: a sender that is blocked in Receive loses its batch, and the receive thread continues.
+// Close does not wait for the sender.
 func TestTakeThatDoesNotReturn(t *testing.T) {
 	c := newTaken()
 	hold, inside := make(chan struct{}), make(chan *Arrival)
@@ -288,7 +289,7 @@ func TestTakeThatDoesNotReturn(t *testing.T) {
 	<-returned
 }
 
-// TestTakePanics: a Receiver that panics in Take costs its batch.
+// TestTakePanics: a Receiver that panics in Take loses its batch.
 func TestTakePanics(t *testing.T) {
 	c := newTaken()
 	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(a *Arrival) {
@@ -317,7 +318,7 @@ func TestTakePanics(t *testing.T) {
 	checkPackets(t, c.wait(1), tr)
 }
 
-// TestCloseDuringTake: Close waits for who has the turn, and there is none afterwards.
+// TestCloseDuringTake: Close waits for the holder of the receive token. Claim returns nil afterwards.
 func TestCloseDuringTake(t *testing.T) {
 	inside, leave := make(chan struct{}), make(chan struct{})
 	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(a *Arrival) {
@@ -346,11 +347,11 @@ func TestCloseDuringTake(t *testing.T) {
 	}
 	<-returned
 	if to.(Taker).Claim() != nil {
-		t.Error("Claim of a closed endpoint: got a turn, want nil")
+		t.Error("Claim of a closed endpoint: got a token, want nil")
 	}
 }
 
-// TestTakeFaults: rules for what arrives hold for what is taken, too.
+// TestTakeFaults: rules for received packets also apply to Take.
 func TestTakeFaults(t *testing.T) {
 	f := NewFaults(patient(), nil)
 	c := newTaken()
@@ -365,11 +366,12 @@ func TestTakeFaults(t *testing.T) {
 	turn.Take("me", 1)
 	turn.Yield()
 	if n := c.count(); n != 0 {
-		t.Errorf("%d packets arrived after all was to be stopped", n)
+		t.Errorf("%d packets passed a Stop rule, want 0", n)
 	}
 }
 
-// TestTakersAndThread: many send, some of whom take; each packet arrives once, and those of a sender in order.
+// TestTakersAndThread: with many senders, some with Take, each packet arrives once, and the packets of a sender arrive
+// in order.
 func TestTakersAndThread(t *testing.T) {
 	const senders, rounds = 6, 300
 	n := patient()
@@ -409,7 +411,7 @@ func TestTakersAndThread(t *testing.T) {
 					turn.Take(i, 1+k%3)
 					turn.Yield()
 				}
-				if !testutil.PollUntil(func() bool { return got.Load() >= int64(k) }) { // not more than the socket holds
+				if !testutil.PollUntil(func() bool { return got.Load() >= int64(k) }) { // no more than the socket holds
 					t.Errorf("%d packets arrived, want %d", got.Load(), k)
 				}
 			}

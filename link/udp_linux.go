@@ -17,7 +17,7 @@ import (
 	"verbena/roce"
 )
 
-// Errors of Send besides [ErrAgain] and [ErrTrain]; any other is the system's error number.
+// Errors of Send, besides [ErrAgain], [ErrTrain] and error numbers of the system.
 var (
 	ErrNoRoute   = errors.New("no route to the destination")
 	ErrTooLong   = errors.New("packet too long for the path")
@@ -25,28 +25,28 @@ var (
 	ErrClosed    = errors.New("endpoint is closed")
 )
 
-// UDPOptions are the options of [UDP]. The zero value is good.
+// UDPOptions holds the options of [UDP]. The zero value is a valid choice.
 type UDPOptions struct {
-	// Spin is how long an endpoint at most looks for more packets before it sleeps; 0 is 50 microseconds, which is
-	// what it takes to wake the other end of a ping-pong, and negative not at all. It learns to do without where it
+	// Spin is the longest time for which an endpoint polls for packets before it sleeps. 0 is 50 microseconds, the time
+	// to wake the other end of a ping-pong. A negative value disables polling. The endpoint polls less where polling
 	// does not help.
 	Spin time.Duration
-	// Taps see what goes through the sockets, damaged packets included; nil: nobody does.
+	// Taps get the packets on the sockets, including damaged packets; nil: none.
 	Taps *Taps
 
-	stop  time.Duration // stopTime, but in tests
-	delay time.Duration // deferTime, but in tests
+	stop  time.Duration // stopTime, except in tests
+	delay time.Duration // deferTime, except in tests
 }
 
 const (
-	// bufferSize is the size of the socket buffers in bytes. The kernel gives an unprivileged process no more than its
-	// limits net.core.rmem_max and wmem_max.
+	// bufferSize is the size of the socket buffers in bytes. The limits net.core.rmem_max and wmem_max apply to an
+	// unprivileged process.
 	bufferSize  = 8 << 20
 	defaultSpin = 50 * time.Microsecond
 	defaultTTL  = 64
 )
 
-// UDP returns the network of the host. It needs no privilege. Its endpoints are [*UDPEndpoint]s.
+// UDP returns the network of the host. It needs no privilege. Its endpoints are of type [*UDPEndpoint].
 func UDP(opts UDPOptions) Network {
 	if opts.Spin == 0 {
 		opts.Spin = defaultSpin
@@ -69,30 +69,30 @@ type UDPEndpoint struct {
 	opts UDPOptions
 	taps *Taps
 
-	// The interface that has addr, if known: its name, and its index in both forms.
+	// The interface that has addr, if known: its name, and its index as text and as a number.
 	ifname, ifnumber string
 	ifindex          uint32
 
-	// users counts the calls that use fd; adding closed makes it negative for good.
+	// users is the number of calls that use fd. Close adds closed, which makes it permanently negative.
 	users   atomic.Int64
 	closing atomic.Bool
-	drops   atomic.Uint64 // what the socket dropped, once it is closed
+	drops   atomic.Uint64 // packets that the socket dropped; set by Close
 
 	peers  [peerSlots]atomic.Pointer[peer]
 	ports  sourcePorts
-	bound  portSet // ports of e.fd and of ports
+	bound  portSet // ports of the sockets fd and ports
 	groups groups
 	tx     sendCounters
-	_      [64]byte // the counters below are those of who receives
+	_      [64]byte // separates the counters of the receiving thread
 
 	rx   recvCounters
 	turn turn
-	done chan struct{} // closed when the receive thread is gone
+	done chan struct{} // closed at the end of the receive thread
 
-	sockets groupSockets // of a reader of groups
+	sockets groupSockets // only in a reader of groups
 }
 
-// Listen is [Network.Listen].
+// Listen implements [Network.Listen].
 func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	e, err := openUDP(addr, n.opts)
 	if err != nil {
@@ -107,7 +107,7 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	return e, nil
 }
 
-// openUDP makes an endpoint without its receive thread.
+// openUDP opens an endpoint without a receive thread.
 func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 	addr = addr.Unmap()
 	switch {
@@ -117,8 +117,8 @@ func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 		return nil, fmt.Errorf("listen on %v: a link-local address needs its interface, as in %v%%eth0: %w", addr, addr, unix.EADDRNOTAVAIL)
 	}
 	e := &UDPEndpoint{addr: addr, opts: opts, taps: opts.Taps, done: make(chan struct{})}
-	// An address may be usable without being listed on an interface, by a local route; then only link-local
-	// destinations are out of reach.
+	// An address can be usable by a local route, without an interface that lists it. Then only link-local destinations
+	// are unreachable.
 	if ifi, err := netdev.ByAddr(addr); err == nil {
 		e.ifname, e.ifnumber, e.ifindex = ifi.Name, strconv.Itoa(ifi.Index), uint32(ifi.Index)
 		if addr.Zone() != "" {
@@ -130,7 +130,7 @@ func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 	return e, e.open()
 }
 
-// open makes the socket.
+// open opens the socket.
 func (e *UDPEndpoint) open() error {
 	family := unix.AF_INET6
 	if e.addr.Is4() {
@@ -154,7 +154,7 @@ type sockopt struct {
 	level, opt, value int
 }
 
-// sendOptions sets the options that sending needs.
+// sendOptions sets the options for sending.
 func (e *UDPEndpoint) sendOptions(fd int) error {
 	required := []sockopt{
 		{"IP_MTU_DISCOVER", unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO},
@@ -165,7 +165,8 @@ func (e *UDPEndpoint) sendOptions(fd int) error {
 			{"IPV6_V6ONLY", unix.SOL_IPV6, unix.IPV6_V6ONLY, 1},
 			{"IPV6_MTU_DISCOVER", unix.SOL_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO},
 			{"IPV6_UNICAST_HOPS", unix.SOL_IPV6, unix.IPV6_UNICAST_HOPS, defaultTTL},
-			// Linux's rxe sends no checksum over IPv6 either. We do: segmentation offload insists on it.
+			// Like Linux's rxe, accept packets over IPv6 without a checksum. Send one: segmentation offload requires
+			// it.
 			{"UDP_NO_CHECK6_RX", unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1},
 		}
 	}
@@ -179,8 +180,8 @@ func (e *UDPEndpoint) sendOptions(fd int) error {
 	return nil
 }
 
-// receiveOptions sets those that receiving can use. Without receive offload packets come one by one, and without the
-// others they seem to have the usual values.
+// receiveOptions sets the options for receiving, as far as the kernel supports them. Without receive offload, packets
+// come one by one. Without the other options, packets seem to have the default values.
 func receiveOptions(fd int, ip4 bool) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
 	if ip4 {
@@ -192,7 +193,7 @@ func receiveOptions(fd int, ip4 bool) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
 }
 
-// socketAddress is an address for bind(2); a link-local one is on the interface.
+// socketAddress returns an address for bind(2). A link-local address gets the scope of the interface.
 func socketAddress(a netip.Addr, port uint16, ifindex uint32) unix.Sockaddr {
 	if a.Is4() {
 		return &unix.SockaddrInet4{Port: int(port), Addr: a.As4()}
@@ -204,7 +205,7 @@ func socketAddress(a netip.Addr, port uint16, ifindex uint32) unix.Sockaddr {
 	return sa
 }
 
-// bind sets the socket's options and binds it.
+// bind sets the options of the socket and binds it.
 func (e *UDPEndpoint) bind(fd int) error {
 	if err := e.sendOptions(fd); err != nil {
 		return fmt.Errorf("listen on %v: %w", e.addr, err)
@@ -226,17 +227,17 @@ func (e *UDPEndpoint) bind(fd int) error {
 	}
 }
 
-// setBuffer sizes a socket buffer as far as the process may.
+// setBuffer sets the size of a socket buffer, within the limits of the process.
 func setBuffer(fd, force, ordinary, size int) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, ordinary, size)
 	}
 }
 
-// Addr is [Endpoint.Addr].
+// Addr implements [Endpoint.Addr].
 func (e *UDPEndpoint) Addr() netip.Addr { return e.addr }
 
-// Stats returns the endpoint's counters. It may be called at any time from anywhere.
+// Stats returns the counters of the endpoint. It may be called at any time from any thread.
 func (e *UDPEndpoint) Stats() Stats {
 	var s Stats
 	s.read(&e.tx, &e.rx)
@@ -249,8 +250,8 @@ func (e *UDPEndpoint) Stats() Stats {
 	return s
 }
 
-// Buffers returns how much the kernel lets wait in the socket, in bytes and counted with the overhead of its
-// buffers: what was asked for may be more than a process is given.
+// Buffers returns the sizes of the socket buffers in bytes, including the kernel's overhead. The kernel can give a
+// process less than it requests.
 func (e *UDPEndpoint) Buffers() (recv, send int) {
 	if !e.enter() {
 		return 0, 0
@@ -261,7 +262,7 @@ func (e *UDPEndpoint) Buffers() (recv, send int) {
 	return recv, send
 }
 
-// Close is [Endpoint.Close]. What it returns for an endpoint that is closed already is [ErrClosed].
+// Close implements [Endpoint.Close]. A second call returns [ErrClosed].
 func (e *UDPEndpoint) Close() error {
 	if !e.closing.CompareAndSwap(false, true) {
 		<-e.done
@@ -269,14 +270,14 @@ func (e *UDPEndpoint) Close() error {
 	}
 	groups := e.closeGroups()
 	e.users.Add(closed)
-	// Shutting down wakes the receive thread, though there is no connection that could be shut down: inet_shutdown
-	// of the kernel does so on purpose, and then says ENOTCONN.
+	// shutdown(2) wakes the receive thread, although the socket is not connected: the kernel's inet_shutdown does so on
+	// purpose, and then returns ENOTCONN.
 	sender := e.turn.close()
 	_ = unix.Shutdown(e.fd, unix.SHUT_RD)
 	<-e.done
 	<-sender
 	for e.users.Load() != closed {
-		runtime.Gosched() // a few microseconds: nobody sleeps between enter and leave
+		runtime.Gosched() // a few microseconds: no thread sleeps between enter and leave
 	}
 	e.drops.Store(uint64(socketDrops(e.fd)))
 	e.closePorts()
@@ -287,10 +288,10 @@ func (e *UDPEndpoint) Close() error {
 	return nil
 }
 
-// closed as number of users says that there shall be no more.
+// closed is the value that Close adds to a number of users, to refuse further users.
 const closed = -1 << 62
 
-// enter keeps fd open until leave, unless it reports false. Between them there may be no sleeping.
+// enter keeps fd open until leave, or reports false. The caller may not sleep before leave.
 func (e *UDPEndpoint) enter() bool {
 	if e.users.Add(1) > 0 {
 		return true
@@ -301,19 +302,19 @@ func (e *UDPEndpoint) enter() bool {
 
 func (e *UDPEndpoint) leave() { e.users.Add(-1) }
 
-// peer is a destination from a source port, never changed but for one flag.
+// peer is the entry of a destination and a source port. Only noSplit can change.
 type peer struct {
 	addr    netip.Addr
-	sport   uint16 // as asked for
+	sport   uint16 // the requested source port
 	fd      int
-	socket  *portSocket // that fd belongs to; nil: the endpoint's
+	socket  *portSocket // owner of fd; nil: the endpoint
 	flow    roce.Flow
 	sa      sockaddr
 	saLen   uint32
 	noSplit atomic.Bool // the kernel does not segment on this route
 }
 
-// from is the port that packets to the destination leave from.
+// from returns the source port of packets to the destination.
 func (p *peer) from() uint16 {
 	if p.socket == nil {
 		return Port
@@ -321,8 +322,8 @@ func (p *peer) from() uint16 {
 	return p.sport
 }
 
-// peerSlots is the size of the table of destinations, which is direct-mapped: two whose hashes collide throw each
-// other out, which costs an allocation.
+// peerSlots is the size of the table of destinations. The table is direct-mapped: each of two destinations with
+// colliding hashes evicts the other, at the cost of an allocation.
 const peerSlots = 256
 
 // peer finds or makes the entry of a destination, and enters its socket.
@@ -338,7 +339,7 @@ func (e *UDPEndpoint) peer(dst netip.Addr, sport uint16) (*peer, error) {
 	}
 	var scope uint32
 	if dst.Is6() && (dst.IsLinkLocalUnicast() || dst.IsLinkLocalMulticast()) {
-		// A device has one interface: what is on another link cannot be reached from this address.
+		// A device has one interface: hosts on another link cannot be reached from this address.
 		if z := dst.Zone(); e.ifindex == 0 || z != "" && z != e.ifname && z != e.ifnumber {
 			return nil, ErrNoRoute
 		}
@@ -357,7 +358,7 @@ func (e *UDPEndpoint) peer(dst netip.Addr, sport uint16) (*peer, error) {
 	return p, nil
 }
 
-// enter keeps the socket open until leave, unless it reports false.
+// enter keeps the socket open until leave, or reports false.
 func (p *peer) enter() bool { return p.socket == nil || p.socket.enter() }
 
 func (p *peer) leave() {
@@ -366,7 +367,7 @@ func (p *peer) leave() {
 	}
 }
 
-// sendError maps an error number of sendmsg(2) to an error, and counts it.
+// sendError maps an error number of sendmsg(2) to an error, and counts the error.
 func (e *UDPEndpoint) sendError(errno syscall.Errno) error {
 	switch errno {
 	case unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM:

@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	recvMessages = 16      // messages taken from the kernel at once
-	recvBuffer   = 1 << 16 // bytes for one: the longest that receive offload makes
-	recvControl  = 128     // bytes for its control messages
-	// recvPackets and recvBytes bound a batch for the Receiver, which copies and acknowledges each batch at once: enough
-	// for that to cost little, and no more than a core's own cache holds.
+	recvMessages = 16      // messages per system call
+	recvBuffer   = 1 << 16 // bytes per message: the maximum of receive offload
+	recvControl  = 128     // bytes of control messages per message
+	// recvPackets and recvBytes limit a batch for the Receiver, which copies and acknowledges each batch at once. The
+	// limits are large enough to make the acknowledgements cheap. A batch still fits into the private cache of a core.
 	recvPackets = 256
 	recvBytes   = 4 * recvBuffer
 )
 
-// receiver is what receives from an endpoint, in the hands of whoever has the turn.
+// receiver receives from an endpoint. Only the holder of the receive token uses it.
 type receiver struct {
 	e     *UDPEndpoint
 	to    Receiver
-	base  time.Time   // of all durations here
-	late  atomic.Bool // it was given up; for the Receiver
-	ended bool        // the same; for who has it
+	base  time.Time   // reference of all durations in this type
+	late  atomic.Bool // set when the receiver is replaced; read by the Receiver
+	ended bool        // copy of late for the holder
 
 	msgs    [recvMessages]mmsghdr
 	iovs    [recvMessages]unix.Iovec
@@ -34,7 +34,7 @@ type receiver struct {
 	control [recvMessages][recvControl]byte
 	bufs    []byte
 
-	// The destination of the packets: the address of the endpoint or, if group is not 0, a multicast group.
+	// Destination of the packets: the address of the endpoint or, if group is not 0, a multicast group.
 	dst   netip.Addr
 	group uint32
 
@@ -44,29 +44,29 @@ type receiver struct {
 	hosts   [hostSlots]hostEntry
 }
 
-// Both tables are direct-mapped. A miss costs the computation of an entry, not an allocation; a host that was
-// pushed out of its slot is met as a new one.
+// Both tables are direct-mapped. A miss costs the computation of an entry, and no allocation. A host that was evicted
+// from its slot counts as a new host.
 const (
 	flowSlots = 1024
 	hostSlots = 256
-	groupHash = 61 // spreads the groups of one sender
+	groupHash = 61 // distributes the groups of one sender
 )
 
-// flowEntry holds the constant part of the ICRC for packets from one port of a sender to the endpoint or a group.
+// flowEntry holds the constant part of the ICRC of packets from one port of a sender to the endpoint or a group.
 type flowEntry struct {
 	src   source
 	group uint32
 	flow  roce.Flow
 }
 
-// hostEntry is a sender to the endpoint or to a group: Linux counts the packets for each destination apart.
+// hostEntry is a sender to the endpoint or to a group. Linux counts the packets to each destination separately.
 type hostEntry struct {
 	addr  [16]byte
 	group uint32
-	ip    netip.Addr // as the Receiver gets it; invalid: the slot is empty
+	ip    netip.Addr // in the form for the Receiver; invalid: the slot is empty
 	ident idents
 
-	// The endpoints of this process that have the address, in view.
+	// The endpoints of this process that have the address, according to view.
 	own  []*UDPEndpoint
 	view *ownView
 }
@@ -88,7 +88,7 @@ func newReceiver(e *UDPEndpoint, to Receiver) *receiver {
 	return r
 }
 
-// rearm resets what the kernel overwrote.
+// rearm resets the fields that the kernel has overwritten.
 func (r *receiver) rearm(i int) {
 	r.msgs[i].hdr.Namelen = uint32(len(r.names[i]))
 	r.msgs[i].hdr.Controllen = recvControl
@@ -105,8 +105,8 @@ func (r *receiver) batch(n int) {
 	r.flush()
 }
 
-// drain hands over all that there is for the endpoint. It reports false when the receiver was given up. A call that
-// returns fewer messages than it could has emptied the socket. Later packets make the socket readable again.
+// drain hands over all packets of the endpoint. It reports false if the receiver has been replaced. A call that returns
+// fewer messages than it could has emptied the socket. Later packets make the socket readable again.
 func (r *receiver) drain() bool {
 	for r.e.users.Load() >= 0 {
 		if n, ok := r.take(r.e.fd, nil); n < len(r.msgs) || !ok {
@@ -116,8 +116,8 @@ func (r *receiver) drain() bool {
 	return true
 }
 
-// take hands over what can be taken at once from a socket, which is that of g unless g is nil: n messages, or 0 if there
-// are none. It reports false when the receiver was given up.
+// take hands over the packets that one system call receives from a socket: the socket of g, or of the endpoint if g is
+// nil. It returns the number of messages. It reports false if the receiver has been replaced.
 func (r *receiver) take(fd int, g *group) (n int, ok bool) {
 	for r.e.users.Load() >= 0 {
 		if !g.enter() {
@@ -133,8 +133,8 @@ func (r *receiver) take(fd int, g *group) (n int, ok bool) {
 			return 0, true
 		case unix.EINTR:
 		default:
-			// No error of the kernel's ends an endpoint. One that would come again at once, such as want of
-			// memory, must not occupy a processor.
+			// No error of the kernel ends an endpoint. An error that would recur immediately, such as lack of memory,
+			// must not occupy a processor.
 			r.e.rx.errors.Add(1)
 			time.Sleep(time.Millisecond)
 			if !r.e.turn.alive(r, false) {
@@ -145,7 +145,7 @@ func (r *receiver) take(fd int, g *group) (n int, ok bool) {
 	return 0, true
 }
 
-// Take is [Turn.Take].
+// Take implements [Turn.Take].
 func (r *receiver) Take(by any, trains int) bool {
 	if r.ended || !r.e.turn.alive(r, false) || !r.e.enter() {
 		return false
@@ -162,7 +162,7 @@ func (r *receiver) Take(by any, trains int) bool {
 	whole := false
 	defer func() {
 		r.arrival.By = nil
-		if !whole { // a panic, and nobody knows what is left in here
+		if !whole { // a panic: the state of the receiver is unknown
 			r.e.turn.abandon(r)
 		}
 	}()
@@ -171,13 +171,13 @@ func (r *receiver) Take(by any, trains int) bool {
 	return n > 0
 }
 
-// Yield is [Turn.Yield].
+// Yield implements [Turn.Yield].
 func (r *receiver) Yield() { r.e.turn.yield(r) }
 
-// Abandon is [Turn.Abandon].
+// Abandon implements [Turn.Abandon].
 func (r *receiver) Abandon() { r.e.turn.abandon(r) }
 
-// message takes the i-th message apart.
+// message splits the i-th message into packets and checks them.
 func (r *receiver) message(i int, now time.Duration) {
 	m := &r.msgs[i]
 	b := r.bufs[i*recvBuffer:][:min(int(m.len), recvBuffer)]
@@ -231,7 +231,7 @@ func (r *receiver) message(i int, now time.Duration) {
 	}
 }
 
-// tap shows a packet to the taps, a damaged one too.
+// tap passes a packet to the taps, even if it is damaged.
 func (r *receiver) tap(src source, c *received, id uint16, pkt []byte) {
 	r.e.taps.Packet(&Tapped{
 		Time: time.Now(), Src: netip.AddrPortFrom(netip.AddrFrom16(src.addr).Unmap(), src.port),
@@ -239,7 +239,7 @@ func (r *receiver) tap(src source, c *received, id uint16, pkt []byte) {
 	})
 }
 
-// flush hands over what has gathered.
+// flush passes the collected packets to the Receiver.
 func (r *receiver) flush() {
 	n := len(r.arrival.Packets)
 	if n == 0 || r.ended {

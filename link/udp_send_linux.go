@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RawEndpoint is an Endpoint that sends packets as they are. It lets [Faults] damage a packet after its ICRC was
-// computed.
+// RawEndpoint is an Endpoint that can send sealed packets unchanged. With it, [Faults] can damage a packet after the
+// computation of its ICRC.
 type RawEndpoint interface {
 	Endpoint
 	// Seal fills in the ICRCs of a valid train for SendRaw.
 	Seal(t *Train) error
-	// SendRaw sends the packets of a train one by one, whatever is in the place of their ICRCs. Its promises and
-	// errors are otherwise those of Send.
+	// SendRaw sends the packets of a train one by one, with the ICRCs in the buffer. Otherwise it has the guarantees
+	// and errors of Send.
 	SendRaw(t *Train) error
 }
 
-// Send is [Endpoint.Send].
+// Send implements [Endpoint.Send].
 func (e *UDPEndpoint) Send(t *Train) error {
 	p, err := e.prepare(t)
 	if err != nil {
@@ -36,8 +36,8 @@ func (e *UDPEndpoint) Send(t *Train) error {
 			e.sent(p, t, n, at, 1)
 			return nil
 		case unix.EIO, unix.EINVAL, unix.EMSGSIZE:
-			// Segmentation may be what is refused: for the device, the protocol, or as it is longer than the path
-			// takes, which then goes for the packets too.
+			// The kernel can have refused the segmentation: the device or the protocol does not support it, or the
+			// packets are too long for the path. In the last case sending them one by one fails, too.
 		default:
 			return e.sendError(errno)
 		}
@@ -57,7 +57,7 @@ func (e *UDPEndpoint) Send(t *Train) error {
 	return nil
 }
 
-// SendSome is [BatchSender.SendSome].
+// SendSome implements [BatchSender.SendSome].
 func (e *UDPEndpoint) SendSome(list []*Train) int {
 	first := list[0]
 	if !e.enter() {
@@ -95,7 +95,7 @@ func (e *UDPEndpoint) SendSome(list []*Train) int {
 	return sent
 }
 
-// idStep returns the difference between the identifications of successive packets that the kernel cuts out of a train.
+// idStep returns the difference between the identifications of successive packets that the kernel cuts from a train.
 func idStep(t *Train) uint16 {
 	if t.NumPackets() > 1 {
 		return 1
@@ -103,7 +103,7 @@ func idStep(t *Train) uint16 {
 	return 0
 }
 
-// segment returns the size of the packets that the kernel cuts out of a train, 0 if there is one packet.
+// segment returns the size of the packets that the kernel cuts from a train, or 0 for a train of one packet.
 func segment(t *Train) int {
 	if t.NumPackets() > 1 {
 		return t.Size
@@ -111,7 +111,7 @@ func segment(t *Train) int {
 	return 0
 }
 
-// Seal is [RawEndpoint.Seal].
+// Seal implements [RawEndpoint.Seal].
 func (e *UDPEndpoint) Seal(t *Train) error {
 	p, err := e.prepare(t)
 	if err != nil {
@@ -122,7 +122,7 @@ func (e *UDPEndpoint) Seal(t *Train) error {
 	return nil
 }
 
-// SendRaw is [RawEndpoint.SendRaw].
+// SendRaw implements [RawEndpoint.SendRaw].
 func (e *UDPEndpoint) SendRaw(t *Train) error {
 	p, err := e.prepare(t)
 	if err != nil {
@@ -132,7 +132,7 @@ func (e *UDPEndpoint) SendRaw(t *Train) error {
 	return e.sendEach(t, p)
 }
 
-// prepare checks a train and finds its destination. Unless it fails, sentTo must be called.
+// prepare validates a train and finds its destination. After a success, the caller must call sentTo.
 func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	if err := t.Validate(); err != nil {
 		e.tx.invalid.Add(1)
@@ -149,14 +149,14 @@ func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	return p, err
 }
 
-// sentTo ends what prepare began.
+// sentTo releases the endpoint and the destination after prepare.
 func (e *UDPEndpoint) sentTo(p *peer) {
 	p.leave()
 	e.leave()
 }
 
-// tapTime is the time for taps of what is sent next. That they are told of it later, when it has been sent, leaves time
-// for an answer.
+// tapTime returns the time for the taps of the next packets, or the zero time without taps. The taps get the packets
+// after the send. By then an answer can have arrived.
 func (e *UDPEndpoint) tapTime() (at time.Time) {
 	if e.taps.On() {
 		at = time.Now()
@@ -164,7 +164,7 @@ func (e *UDPEndpoint) tapTime() (at time.Time) {
 	return at
 }
 
-// sent takes note of packets that were sent, with identifications that count up by step.
+// sent counts sent packets and passes them to the taps. Their identifications count up by step.
 func (e *UDPEndpoint) sent(p *peer, t *Train, packets int, at time.Time, step uint16) {
 	if !at.IsZero() {
 		e.taps.Train(&Tapped{Out: true}, at, netip.AddrPortFrom(e.addr, p.from()), t, step)
@@ -174,22 +174,22 @@ func (e *UDPEndpoint) sent(p *peer, t *Train, packets int, at time.Time, step ui
 	e.tx.bytes.Add(uint64(len(t.Buf)))
 }
 
-// sendOne sends the train in one call, cut by the kernel into packets of segment bytes unless that is 0.
+// sendOne sends the train with one call. The kernel cuts the train into packets of segment bytes, unless segment is 0.
 func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
 	var c controls
 	var iov unix.Iovec
 	h := e.header(&iov, &c, t, p, segment)
 	for {
-		// An interrupted call has sent nothing. An error that an earlier packet caused, such as an ICMP message,
-		// is reported once, in place of sending; Linux does it for connected sockets only.
+		// An interrupted call has sent nothing. An earlier packet can cause an error, such as an ICMP message. The
+		// kernel reports this error once, instead of sending. Linux does so only for connected sockets.
 		if errno := sendmsg(p.fd, &h); errno != unix.EINTR && errno != unix.ECONNREFUSED {
 			return errno
 		}
 	}
 }
 
-// header describes a train for sendmsg(2). The kernel cuts the train into packets of segment bytes unless that is 0.
-// iov and c are memory for the description.
+// header describes a train for sendmsg(2). The kernel cuts the train into packets of segment bytes, unless segment is
+// 0. iov and c are memory for the description.
 func (e *UDPEndpoint) header(iov *unix.Iovec, c *controls, t *Train, p *peer, segment int) unix.Msghdr {
 	e.addControls(c, t)
 	if segment != 0 {
@@ -203,7 +203,7 @@ func (e *UDPEndpoint) header(iov *unix.Iovec, c *controls, t *Train, p *peer, se
 	return h
 }
 
-// addControls adds what differs from the socket's defaults.
+// addControls adds the values that differ from the defaults of the socket.
 func (e *UDPEndpoint) addControls(c *controls, t *Train) {
 	if e.addr.Is4() {
 		if t.TOS != 0 {
@@ -222,8 +222,8 @@ func (e *UDPEndpoint) addControls(c *controls, t *Train) {
 	}
 }
 
-// sendEach sends the packets of the train, whose ICRCs are filled in, as separate messages. If the socket takes
-// only the first few the train counts as sent, and the rest as lost.
+// sendEach sends the packets of a sealed train as separate messages. If the socket accepts only the first packets, the
+// train counts as sent, and the rest as lost.
 func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 	var c controls
 	e.addControls(&c, t)

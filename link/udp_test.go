@@ -28,13 +28,13 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var testHosts atomic.Uint32
 
-// loopback returns an IPv4 loopback address that no other test uses, of this process or another.
+// loopback returns an IPv4 loopback address that no other test of this or another process uses.
 func loopback() netip.Addr {
 	pid, n := os.Getpid(), testHosts.Add(1)
 	return netip.AddrFrom4([4]byte{127, byte(pid>>8) | 64, byte(pid), byte(n)})
 }
 
-// collector is a Receiver that keeps copies.
+// collector is a Receiver that keeps copies of packets.
 type collector struct {
 	mu      sync.Mutex
 	more    sync.Cond
@@ -65,7 +65,7 @@ func (c *collector) Receive(a *Arrival) {
 	c.more.Broadcast()
 }
 
-// wait returns the packets once there are n; after a minute without it panics.
+// wait returns the packets once there are n. It panics after a minute.
 func (c *collector) wait(n int) [][]byte {
 	late := false
 	defer time.AfterFunc(time.Minute, func() {
@@ -85,7 +85,7 @@ func (c *collector) wait(n int) [][]byte {
 	return slices.Clone(c.packets)
 }
 
-// sources are where the packets came from.
+// sources returns the source addresses of the packets.
 func (c *collector) sources() []netip.Addr {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +106,7 @@ func listen(t testing.TB, n Network, addr netip.Addr, r Receiver) Endpoint {
 	t.Helper()
 	var e Endpoint
 	var err error
-	testutil.PollUntil(func() bool { // there is one ::1 for all processes
+	testutil.PollUntil(func() bool { // all processes share one ::1
 		e, err = n.Listen(addr, r)
 		return !addr.Is6() || !errors.Is(err, unix.EADDRINUSE)
 	})
@@ -130,8 +130,8 @@ func stats(t testing.TB, e Endpoint) Stats {
 	return e.(StatsReader).Stats()
 }
 
-// makeTrain makes a train of n packets of size bytes, the last of last bytes, to queue pair 17 with PSNs from psn on,
-// and with different payloads.
+// makeTrain returns a train of n packets to queue pair 17, with PSNs from psn on and with different payloads. The
+// packets are size bytes long, and the last packet last bytes.
 func makeTrain(dst netip.Addr, n, size, last int, psn uint32) *Train {
 	t := &Train{Dst: dst, Size: size, Buf: make([]byte, (n-1)*size+last)}
 	for i := range n {
@@ -146,7 +146,7 @@ func makeTrain(dst netip.Addr, n, size, last int, psn uint32) *Train {
 	return t
 }
 
-// checkPackets compares what arrived with the packets of trains, in order.
+// checkPackets compares received packets with the packets of trains, in order.
 func checkPackets(t *testing.T, got [][]byte, trains ...*Train) {
 	t.Helper()
 	var want [][]byte
@@ -161,7 +161,7 @@ func checkPackets(t *testing.T, got [][]byte, trains ...*Train) {
 	}
 	for i := range want {
 		if !bytes.Equal(got[i], want[i]) {
-			t.Fatalf("packet %d is not what was sent", i)
+			t.Fatalf("packet %d differs from the sent packet", i)
 		}
 	}
 }
@@ -172,7 +172,7 @@ func families(t *testing.T, f func(t *testing.T, src, dst netip.Addr)) {
 	t.Run("IPv6", func(t *testing.T) { f(t, netip.IPv6Loopback(), netip.IPv6Loopback()) })
 }
 
-// pair opens two endpoints, or one if the addresses are the same; what arrives at dst goes to r.
+// pair opens two endpoints, or one if the addresses are the same. r receives the packets at dst.
 func pair(t testing.TB, n Network, src, dst netip.Addr, r Receiver) (from, to Endpoint) {
 	to = listen(t, n, dst, r)
 	if src == dst {
@@ -248,10 +248,10 @@ func TestUDPTrains(t *testing.T) {
 				}
 				trains = append(trains, tr)
 				n += shape[0]
-				c.wait(n) // the socket has room for this one
+				c.wait(n) // the socket has room for this train
 			}
 		}
-		for range 3 { // 64 of the shortest packet, and one
+		for range 3 { // 64 of the shortest packets
 			tr := makeTrain(dst, MaxTrainPackets, minPacket, minPacket, uint32(n))
 			if err := from.Send(tr); err != nil {
 				t.Fatal(err)
@@ -280,12 +280,13 @@ func TestUDPTrains(t *testing.T) {
 	})
 }
 
-// What the kernel does not segment goes out packet by packet, sealed again for identification 0.
+// TestUDPUnsegmented: trains that the kernel does not segment leave packet by packet, sealed again for identification
+// 0.
 func TestUDPUnsegmented(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newCollector()
 		from, to := pair(t, UDP(UDPOptions{}), src, dst, c)
-		// The kernel wants to have checksums when it segments.
+		// Without checksums, the kernel refuses to segment.
 		fd := from.(*UDPEndpoint).fd
 		level, opt := unix.SOL_SOCKET, unix.SO_NO_CHECK
 		if src.Is6() {
@@ -369,7 +370,7 @@ func TestUDPSendErrors(t *testing.T) {
 	}
 }
 
-// The other end has no socket: each packet brings an ICMP message, and none an error.
+// TestUDPNobodyListens: if the other end has no socket, each packet causes an ICMP message, and no packet an error.
 func TestUDPNobodyListens(t *testing.T) {
 	c := newCollector()
 	addr, nobody := loopback(), loopback()
@@ -379,7 +380,7 @@ func TestUDPNobodyListens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The endpoint still receives, from itself.
+	// The endpoint still receives its own packets.
 	tr := makeTrain(addr, 2, 100, 100, 0)
 	if err := e.Send(tr); err != nil {
 		t.Fatal(err)
@@ -421,7 +422,7 @@ func TestUDPListenErrors(t *testing.T) {
 	}
 }
 
-// An address may be had again after Close, and by others before.
+// TestUDPClose: an address can be opened again after Close, and calls of a closed endpoint fail.
 func TestUDPClose(t *testing.T) {
 	addr := loopback()
 	n := UDP(UDPOptions{Spin: -1})
@@ -446,9 +447,9 @@ func TestUDPClose(t *testing.T) {
 	}
 }
 
-// Close while others send, through the endpoint and to it.
+// TestUDPCloseBusy: Close works while other threads send through the endpoint and to it.
 func TestUDPCloseBusy(t *testing.T) {
-	n := UDP(UDPOptions{stop: time.Hour}) // Close waits for a thread that lost its processor, too
+	n := UDP(UDPOptions{stop: time.Hour}) // Close also waits for a thread without a processor
 	c := newCollector()
 	addr := loopback()
 	e := listen(t, n, addr, c)
@@ -478,7 +479,7 @@ func TestUDPCloseBusy(t *testing.T) {
 	}
 }
 
-// rawPeer is a sender on an ordinary socket, which is what sends wrong packets.
+// rawPeer returns an ordinary socket, which can send malformed packets.
 func rawPeer(t *testing.T, addr netip.Addr, port uint16) *net.UDPConn {
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, port)))
 	if err != nil {
@@ -497,7 +498,7 @@ func rawPeer(t *testing.T, addr netip.Addr, port uint16) *net.UDPConn {
 	return c
 }
 
-// Senders on other ports are served; what is wrong is dropped and counted.
+// TestUDPReceiveWrong: packets from other source ports arrive; wrong packets are dropped and counted.
 func TestUDPReceiveWrong(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newCollector()
@@ -514,7 +515,7 @@ func TestUDPReceiveWrong(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if src == dst { // the address is this process's, and the port is not
+		if src == dst { // the address belongs to this process, but the port does not
 			testutil.Eventually(t, "forged packets to be dropped", func() bool { return stats(t, e).Forged == 5 })
 			if n := c.count(); n != 0 {
 				t.Errorf("%d forged packets were received", n)
@@ -528,7 +529,7 @@ func TestUDPReceiveWrong(t *testing.T) {
 	})
 }
 
-// Packets in order from several threads: each sees its own in order.
+// TestUDPConcurrentSenders: the packets of each sending thread arrive in order.
 func TestUDPConcurrentSenders(t *testing.T) {
 	const senders, each = 4, 200
 	c := newCollector()
@@ -559,7 +560,7 @@ func TestUDPConcurrentSenders(t *testing.T) {
 	}
 }
 
-// The data path allocates nothing, at either end.
+// TestUDPAllocs: the data path allocates no memory, at either end.
 func TestUDPAllocs(t *testing.T) {
 	var packets atomic.Uint64
 	src, dst := loopback(), loopback()
@@ -613,8 +614,8 @@ func TestUDPAllocs(t *testing.T) {
 	}
 }
 
-// TestReceiverThatDoesNotReturn: a call of Receive that does not return costs its own batch; what comes later is
-// received by another thread, and Close does not wait for it.
+// TestReceiverThatDoesNotReturn: a call of Receive that does not return loses its own batch. Another thread receives
+// later packets, and Close does not wait for the call.
 func TestReceiverThatDoesNotReturn(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newCollector()
@@ -650,7 +651,7 @@ func TestReceiverThatDoesNotReturn(t *testing.T) {
 		}
 		want := []*Train{send(10), send(20)}
 		checkPackets(t, c.wait(6), want...)
-		stop.Store(true) // and again
+		stop.Store(true) // once more
 		send(30)
 		<-stopped
 		want = append(want, send(40))
@@ -671,7 +672,7 @@ func TestReceiverThatDoesNotReturn(t *testing.T) {
 	})
 }
 
-// TestCloseDuringReceive: Close ends also when it comes while a call of Receive has only begun not to return.
+// TestCloseDuringReceive: Close also ends if a call of Receive has only just blocked.
 func TestCloseDuringReceive(t *testing.T) {
 	hold, stopped := make(chan struct{}), make(chan struct{})
 	defer close(hold)

@@ -14,17 +14,17 @@ type mmsghdr struct {
 	_   uint32
 }
 
-// The calls below go around Go's network poller: they run on the caller's thread. The raw ones, which do not
-// tell the scheduler that the thread may block, are only made where it does not.
+// The functions below bypass Go's network poller: they run on the thread of the caller. Raw system calls do not inform
+// the scheduler that the thread can block, so only calls that do not block are raw.
 
-// sendmsg is sendmsg(2) with MSG_DONTWAIT.
+// sendmsg calls sendmsg(2) with MSG_DONTWAIT.
 func sendmsg(fd int, h *unix.Msghdr) syscall.Errno {
 	//verbena:allow nosleep MSG_DONTWAIT: a full or empty socket is an error
 	_, _, e := syscall.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(h)), unix.MSG_DONTWAIT)
 	return e
 }
 
-// sendmmsg is sendmmsg(2) with MSG_DONTWAIT. If n > 0 messages were sent there is no error.
+// sendmmsg calls sendmmsg(2) with MSG_DONTWAIT. If n > 0 messages were sent, there is no error.
 func sendmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	//verbena:allow nosleep MSG_DONTWAIT: a full or empty socket is an error
 	r, _, e := syscall.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
@@ -35,7 +35,7 @@ func sendmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	return int(r), 0
 }
 
-// tryRecvmmsg is recvmmsg(2) with MSG_DONTWAIT.
+// tryRecvmmsg calls recvmmsg(2) with MSG_DONTWAIT.
 func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	//verbena:allow nosleep MSG_DONTWAIT: a full or empty socket is an error
 	r, _, e := syscall.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
@@ -46,8 +46,8 @@ func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	return int(r), 0
 }
 
-// epollWait is epoll_wait(2) for one event. It reports whether there is one, at once if wait is false, and the
-// descriptor that was given for it. An interrupted call reports none.
+// epollWait calls epoll_wait(2) for one event. It reports whether there is an event, and the descriptor that belongs to
+// the event. If wait is false, it does not block. An interrupted call reports no event.
 func epollWait(fd int, wait bool) (ready int, ok bool) {
 	var v unix.EpollEvent
 	var n uintptr
@@ -60,8 +60,8 @@ func epollWait(fd int, wait bool) (ready int, ok bool) {
 	return int(v.Fd), e == 0 && n > 0
 }
 
-// socketDrops is the number of packets that the receive buffer of a socket had no room for (SO_MEMINFO of
-// socket(7), SK_MEMINFO_DROPS of linux/sock_diag.h), or 0 where the kernel does not tell.
+// socketDrops returns the number of packets that did not fit into the receive buffer of a socket (SO_MEMINFO of
+// socket(7), SK_MEMINFO_DROPS of linux/sock_diag.h), or 0 if the kernel does not report the number.
 func socketDrops(fd int) uint32 {
 	const drops = 8
 	var info [drops + 1]uint32

@@ -9,49 +9,50 @@ import (
 // Port is the UDP port of RoCEv2.
 const Port = 4791
 
-// ErrAgain: the socket has no room now; nothing of the train was sent. Try again a little later.
+// ErrAgain reports that the socket has no room and that no packet of the train was sent. The caller can retry a little
+// later.
 var ErrAgain = errors.New("socket buffer is full")
 
 // ICRCLen is the room for the ICRC at the end of each packet, in bytes.
 const ICRCLen = 4
 
-// MaxTrain is the largest Train.Buf, in bytes, and MaxTrainPackets the largest number of packets in it: limits of
-// the kernel's UDP segmentation offload with room for the headers.
+// MaxTrain is the largest Train.Buf, in bytes. MaxTrainPackets is the largest number of packets in it. They are the
+// limits of the kernel's UDP segmentation offload, less room for the headers.
 const (
 	MaxTrain        = 65000
 	MaxTrainPackets = 64
 )
 
-// Train is a run of packets to one destination.
+// Train is a sequence of packets to one destination.
 type Train struct {
 	Dst netip.Addr // with zone if link-local
-	// Buf holds the packets back to back, each from its BTH through ICRCLen bytes of room for the ICRC. All but
-	// the last are Size bytes long; the last is at most that.
+	// Buf holds the packets back to back, each from its BTH to ICRCLen bytes of room for the ICRC. All packets but the
+	// last are Size bytes long. The last is at most Size bytes long.
 	Buf  []byte
 	Size int
-	TOS  uint8 // DSCP and ECN, 0 usually
+	TOS  uint8 // DSCP and ECN, usually 0
 	TTL  uint8 // 0: 64
-	// SPort is the UDP source port, by which routers spread flows; 0: Port. An endpoint that cannot have it sends from
-	// Port.
+	// SPort is the UDP source port, by which routers spread flows; 0: Port. If the port is not available, the endpoint
+	// sends from Port.
 	SPort uint16
-	// QP is the number of the queue pair that sends, 0 if there is none: fault rules and captures ask for it, which a
-	// packet does not tell.
+	// QP is the number of the sending queue pair, or 0 if there is none. Fault rules and captures use it; the packets
+	// do not contain it.
 	QP uint32
-	// SL is the service level of the address vector, for fault rules: a packet of RoCE does not tell it.
+	// SL is the service level of the address vector, for fault rules. RoCE packets do not contain it.
 	SL uint8
 }
 
-// Endpoint is one local address.
+// Endpoint is a local address that sends and receives packets.
 type Endpoint interface {
-	// Addr is the local address, with zone if link-local.
+	// Addr returns the local address, with zone if link-local.
 	Addr() netip.Addr
 	// Send fills in the ICRCs and sends the train. It may not sleep and does not keep the buffer. It is safe for
-	// concurrent use; trains of one caller leave in order. An error other than ErrAgain says that the train
-	// cannot be delivered (no route, too long for the link); it is counted and needs no handling beyond that,
-	// since the transport recovers from loss.
+	// concurrent use. Trains of one caller leave in order. An error other than ErrAgain means that the train cannot be
+	// delivered (no route, too long for the link). The endpoint counts the error. The caller need not handle it, since
+	// the transport recovers from loss.
 	Send(t *Train) error
-	// Close stops the receive thread, waits for it, and frees the address. It does not wait for a call of Receive that
-	// has not returned for long. It may sleep, and must not be called from the Receiver.
+	// Close stops the receive thread, waits for its end, and frees the address. It does not wait for a call of Receive
+	// that has been blocked for long. It may sleep, and must not be called from the Receiver.
 	Close() error
 }
 
@@ -61,58 +62,62 @@ const MaxBatch = 4
 // BatchSender is an Endpoint that sends several trains to one destination with one system call.
 type BatchSender interface {
 	Endpoint
-	// SendSome sends the first trains of a list like Send, and returns their number. After 0 the caller must use Send
-	// for the first one, which returns the reason. It may not sleep, does not keep the buffers, and is safe for
-	// concurrent use.
+	// SendSome sends the first trains of a list like Send, and returns the number of sent trains. If it returns 0, the
+	// caller must use Send for the first train; Send returns the reason. SendSome may not sleep, does not keep the
+	// buffers, and is safe for concurrent use.
 	SendSome(list []*Train) int
 }
 
-// Arrival is a batch of packets from one source that came back to back.
+// Arrival is a batch of consecutive packets from one source.
 type Arrival struct {
 	Src, Dst netip.Addr // Dst is the endpoint's address, or a multicast group
-	TOS, TTL uint8      // of the IP headers
-	// Packets hold each packet from its BTH on, without the ICRC, which was right. They are valid until Receive
-	// returns.
+	TOS, TTL uint8      // in the IP headers
+	// Packets holds each packet from its BTH to the end, without the ICRC, which was correct. The slices are valid
+	// until Receive returns.
 	Packets [][]byte
-	// Late, which may be nil, becomes true when Receive has taken so long that another thread receives in the place of its
-	// own. What is left of the batch is to be dropped: newer packets may have overtaken it.
+	// Late, which may be nil, becomes true when Receive has taken so long that another thread receives instead. The
+	// Receiver must drop the rest of the batch, since newer packets can have overtaken it.
 	Late *atomic.Bool
-	// By is what was given to [Turn.Take], nil on a receive thread.
+	// By is the value passed to [Turn.Take], or nil on a receive thread.
 	By any
 }
 
-// Dropped reports whether what is left of the batch is to be dropped.
+// Dropped reports whether the Receiver must drop the rest of the batch.
 func (a *Arrival) Dropped() bool { return a.Late != nil && a.Late.Load() }
 
-// Receiver takes what arrives.
+// Receiver processes the received packets of an endpoint.
 type Receiver interface {
-	// Receive processes a batch. It may not sleep, but for the memory of a process that does not answer: an endpoint does
-	// without the thread then. It is called from one thread at a time for the endpoint, and from one for the groups
-	// that it has joined, so that packets from one source to one destination stay in order.
+	// Receive processes a batch. It may not sleep, except for an access to the memory of an unresponsive process: the
+	// endpoint then replaces the thread. One thread at a time calls Receive for the endpoint, and one for its multicast
+	// groups. Thus packets from one source to one destination stay in order.
 	Receive(a *Arrival)
 }
 
-// Taker is an Endpoint from which a thread of the same process can receive what it has sent there itself. The host's network
-// delivers to its own addresses before the call that sends returns, so nobody else needs to wake for that.
+// Taker is an Endpoint from which a sending thread of the same process can receive its own packets. The network of the
+// host delivers packets to a local address before the send returns, so no other thread need wake for them.
 type Taker interface {
 	Endpoint
-	// Claim has the caller receive from now on, until Yield, which must follow soon: what comes from elsewhere waits
-	// too. It returns nil where another thread receives, which will get what is sent next. It may not sleep.
+	// Claim gives the receive token to the caller until Yield, which must follow soon. Packets from other senders wait
+	// meanwhile. Claim returns nil if another thread holds the token; that thread will receive the next packets. It may
+	// not sleep.
 	Claim() Turn
-	// Expect announces packets that the caller does not receive itself. Without it, after many claims, they may wait a
-	// millisecond for the receive thread. It may not sleep.
+	// Expect announces packets that the caller does not receive itself. Without Expect, after many claims, these
+	// packets can wait a millisecond for the receive thread. Expect may not sleep.
 	Expect()
 }
 
-// Turn is the right to receive from an endpoint. One thread has it; it may not sleep as long as it does, but in Receive.
+// Turn is the receive token of an endpoint: the right to receive from it. One thread holds the token. The holder may
+// not sleep, except in Receive.
 type Turn interface {
-	// Take hands the packets in the socket to the Receiver, on this thread, with Arrival.By, and reports whether there
-	// were any. It takes the given number of trains and one more, which shows whether others send too, and may leave the
-	// rest.
+	// Take passes the packets in the socket to the Receiver, on this thread, with the given Arrival.By. It reports
+	// whether there were any. It receives at most one train more than the given number, and may leave the rest. The
+	// additional train shows whether others also send.
 	Take(by any, trains int) bool
-	// Yield gives the turn back. It does nothing where Receive took so long that another thread has it (Arrival.Late).
+	// Yield returns the token. It does nothing if the holder has lost the token in a slow call of Receive
+	// (Arrival.Late).
 	Yield()
-	// Abandon gives the turn to another, on another thread than that which has it, which is stopped: it finds itself late.
+	// Abandon takes the token from a blocked holder, which becomes late. It is called on another thread than that of
+	// the holder.
 	Abandon()
 }
 
