@@ -1,17 +1,17 @@
-// Package simnet is a RoCEv2 network in memory, for tests of what stands on package link.
+// Package simnet is a RoCEv2 network in memory, for tests of packages that use package link.
 //
 //	n := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 //	a, err := n.Listen(netip.MustParseAddr("10.0.0.1"), receiverA)
 //	b, err := n.Listen(netip.MustParseAddr("10.0.0.2"), receiverB)
 //
-// All endpoints are on one link. Time passes by package time only and everything that waits is durably blocked, so in
-// a bubble of testing/synctest a network is as exact as it is fast. Beside that it behaves like UDP: it computes ICRCs
-// for the same IPv4 identifications, checks them where packets arrive, loses what nobody listens for, hands packets over
-// in batches on a goroutine of the endpoint, and answers with the same errors. What it does not forgive is a
-// [link.Train] that breaks the rules: it panics.
+// All endpoints are on one link. Only package time measures time, and all waiting goroutines are durably blocked. In a
+// bubble of testing/synctest a network is therefore exact and fast. Otherwise the network behaves like UDP. It computes
+// the ICRCs for the same IPv4 identifications, and checks them on receipt. It drops packets to unused addresses. It
+// delivers packets in batches on a goroutine of the endpoint, and returns the same errors. But a [link.Train] that
+// violates the rules causes a panic.
 //
-// The rules of [Net.Faults] lose, repeat, damage, delay and reorder packets by chance; [Net.SetFilter] does it by
-// design; [Net.SetLink] pulls the cable. [Net.Packets] shows what was on the wire.
+// The rules of [Net.Faults] lose, repeat, damage, delay and reorder packets at random. [Net.SetFilter] does so
+// deterministically. [Net.SetLink] takes the link down. [Net.Packets] returns the packets on the wire.
 package simnet
 
 import (
@@ -32,33 +32,35 @@ import (
 
 // Config describes a network. The zero value has no latency, no limits and no faults.
 type Config struct {
-	// Latency is the time from when a packet has left until it arrives.
+	// Latency is the time from the departure of a packet to its arrival.
 	Latency time.Duration
-	// Bandwidth is that of each endpoint's way out, in bytes per second; 0: no limit. Only what link.Train.Buf holds is
-	// counted.
+	// Bandwidth limits the outgoing traffic of each endpoint, in bytes per second; 0: no limit. Only the bytes of
+	// link.Train.Buf count.
 	Bandwidth int64
-	// SendBuffer is how many bytes may wait for the bandwidth before Send says link.ErrAgain; 0: no limit.
+	// SendBuffer is the largest number of bytes that may wait for the bandwidth. If there are more, Send returns
+	// link.ErrAgain; 0: no limit.
 	SendBuffer int
-	// MaxPacket is the longest packet from the BTH to the ICRC in bytes; longer ones get link.ErrTooLong. 0: no limit.
+	// MaxPacket is the largest length of a packet from the BTH to the ICRC, in bytes. For longer ones, Send returns
+	// link.ErrTooLong; 0: no limit.
 	MaxPacket int
-	// Rand seeds Faults; nil: PCG(1, 2).
+	// Rand provides the seeds of Faults; nil: PCG(1, 2).
 	Rand rand.Source
-	// Record makes the network remember all packets for Packets.
+	// Record makes the network store all packets for Packets.
 	Record bool
 }
 
-// Fate is what became of a packet.
+// Fate is the outcome of a packet.
 type Fate uint8
 
 // The fates.
 const (
-	Delivered   Fate = iota // it was handed to the Receiver
-	InFlight                // it is on its way
-	LostFilter              // the filter did not pass it
-	LostLink                // the link of one end was down
+	Delivered   Fate = iota // passed to the Receiver
+	InFlight                // not yet arrived
+	LostFilter              // dropped by the filter
+	LostLink                // the link of the sender or of the receiver was down
 	LostNobody              // no endpoint has the address
-	LostICRC                // its ICRC was wrong
-	LostClosing             // the endpoint was closed before it was handed over
+	LostICRC                // the ICRC was wrong
+	LostClosing             // the endpoint was closed before the delivery
 )
 
 func (f Fate) String() string {
@@ -81,20 +83,20 @@ type Packet struct {
 	Fate     Fate
 }
 
-// Net is a network. It needs no closing; its endpoints do.
+// Net is a network. It need not be closed, but its endpoints must be.
 type Net struct {
 	cfg    Config
 	faults *link.Faults
 
 	mu        sync.Mutex
 	endpoints map[netip.Addr]*endpoint
-	groups    map[netip.Addr][]*endpoint // those that have joined
+	groups    map[netip.Addr][]*endpoint // the members
 	down      map[netip.Addr]bool
 	filter    func(*Packet) bool
 	packets   []*Packet
 }
 
-// New makes a network.
+// New returns a network without endpoints.
 func New(cfg Config) *Net {
 	if cfg.Rand == nil {
 		cfg.Rand = rand.NewPCG(1, 2)
@@ -109,19 +111,20 @@ func New(cfg Config) *Net {
 	return n
 }
 
-// Faults are in front of all endpoints. To have other faults at one, let it listen on a [link.NewFaults] of its own in
-// front of the network.
+// Faults returns the faults in front of all endpoints. For other faults at one endpoint, open the endpoint with a
+// separate [link.NewFaults] in front of the network.
 func (n *Net) Faults() *link.Faults { return n.faults }
 
-// SetFilter has f look at each packet before it goes on its way; where it returns false the packet is lost. It is not
-// called by two at a time, and may change the Data, but must not use the network. nil passes all.
+// SetFilter makes the network call f for each packet before the packet leaves. If f returns false, the packet is lost.
+// Calls of f do not overlap. f may change the Data, but must not use the network. If f is nil, all packets pass.
 func (n *Net) SetFilter(f func(*Packet) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.filter = f
 }
 
-// SetLink connects or disconnects an address. Without a connection what is sent, or on its way there, is lost.
+// SetLink connects or disconnects an address. Packets to and from a disconnected address are lost, including those in
+// flight.
 func (n *Net) SetLink(addr netip.Addr, up bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -132,7 +135,7 @@ func (n *Net) SetLink(addr netip.Addr, up bool) {
 	}
 }
 
-// Packets returns the packets so far in the order in which they were sent, if Config.Record is set.
+// Packets returns all packets so far in the order of sending, if Config.Record is set.
 func (n *Net) Packets() []Packet {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -143,7 +146,7 @@ func (n *Net) Packets() []Packet {
 	return list
 }
 
-// Listen is [link.Network.Listen]. Any address will do.
+// Listen implements [link.Network.Listen]. It accepts any address.
 func (n *Net) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
 	return n.faults.Listen(addr, r)
 }
@@ -167,18 +170,18 @@ func (b bare) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
 	return e, nil
 }
 
-// endpoint is an address with somebody behind it.
+// endpoint is an open address with its receiver.
 type endpoint struct {
 	net      *Net
 	addr     netip.Addr
 	receiver link.Receiver
 	stats    counters
 
-	runner *timeq.Runner // of deliver
+	runner *timeq.Runner // calls deliver
 
 	// Guarded by net.mu.
 	closed bool
-	free   time.Time            // when the way out has sent all that waits
+	free   time.Time            // time at which all waiting packets have left
 	queue  timeq.Queue[*Packet] // by time of arrival
 }
 
@@ -206,12 +209,12 @@ func (e *endpoint) Send(t *link.Train) error {
 func (e *endpoint) Seal(t *link.Train) error    { return e.seal(t, 0) }
 func (e *endpoint) SendRaw(t *link.Train) error { return e.transmit(t, 0) }
 
-// flow is the one of packets between two addresses from a source port.
+// flow returns the flow from a source port between two addresses.
 func flow(src, dst netip.Addr, sport uint16) roce.Flow {
 	return roce.NewFlow(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, link.Port))
 }
 
-// sourcePort is the port that a train leaves from.
+// sourcePort returns the source port of a train.
 func sourcePort(t *link.Train) uint16 {
 	if t.SPort == 0 {
 		return link.Port
@@ -219,7 +222,7 @@ func sourcePort(t *link.Train) uint16 {
 	return t.SPort
 }
 
-// seal fills in the ICRCs; step is from one identification to the next.
+// seal fills in the ICRCs. The identifications increase by step.
 func (e *endpoint) seal(t *link.Train, step uint16) error {
 	if err := t.Validate(); err != nil {
 		panic(fmt.Sprintf("simnet: send from %v to %v: %v", e.addr, t.Dst, err))
@@ -236,7 +239,7 @@ func (e *endpoint) seal(t *link.Train, step uint16) error {
 	return nil
 }
 
-// transmit puts a sealed train on the wire.
+// transmit sends a sealed train.
 func (e *endpoint) transmit(t *link.Train, step uint16) error {
 	n, now := e.net, time.Now()
 	n.mu.Lock()
@@ -284,7 +287,7 @@ func (e *endpoint) transmit(t *link.Train, step uint16) error {
 	return nil
 }
 
-// route sends a packet on its way, to arrive at a time.
+// route queues a packet for arrival at a given time, or drops it.
 //
 //verbena:held n.mu
 func (n *Net) route(p *Packet, at time.Time) {
@@ -305,8 +308,8 @@ func (n *Net) route(p *Packet, at time.Time) {
 	}
 }
 
-// routeGroup sends a packet to everybody who has joined a group, the sender too. What the network remembers counts as
-// delivered when it has been sent; each member has a fate of its own.
+// routeGroup sends a copy of a packet to all members of a group, including the sender. The recorded packet counts as
+// delivered as soon as it is sent. The copy of each member has a separate fate.
 func (n *Net) routeGroup(p *Packet, at time.Time) {
 	members := n.groups[p.Dst]
 	switch {
@@ -325,7 +328,7 @@ func (n *Net) routeGroup(p *Packet, at time.Time) {
 	}
 }
 
-// enqueue has a packet arrive at a time.
+// enqueue makes a packet arrive at a given time.
 //
 //verbena:held net.mu
 func (e *endpoint) enqueue(p *Packet, at time.Time) {
@@ -368,7 +371,8 @@ func (n *Net) leave(e *endpoint, group netip.Addr) {
 	}
 }
 
-// deliver hands over the packets that have arrived, and returns the time until the next does, 0 if nothing is under way.
+// deliver passes arrived packets to the receiver. It returns the time until the next arrival, or 0 if no packet is in
+// flight.
 func (e *endpoint) deliver() time.Duration {
 	for {
 		a, next := e.arrivals()
@@ -382,8 +386,8 @@ func (e *endpoint) deliver() time.Duration {
 // maxBatch is the largest number of packets in an Arrival.
 const maxBatch = 64
 
-// arrivals takes the packets that have arrived and are from one source out of the queue. If there are none it tells how
-// long there is to wait for the next, or 0 if nothing is under way.
+// arrivals removes arrived packets of one source from the queue and returns them. If there are none, it returns the
+// time until the next arrival, or 0 if no packet is in flight.
 func (e *endpoint) arrivals() (*link.Arrival, time.Duration) {
 	n, now := e.net, time.Now()
 	n.mu.Lock()
@@ -412,7 +416,7 @@ func (e *endpoint) arrivals() (*link.Arrival, time.Duration) {
 		default:
 			p.Fate = Delivered
 			a.Src, a.Dst, a.TOS, a.TTL = p.Src, p.Dst, p.TOS, p.TTL
-			// A copy, as what was recorded is not the Receiver's to change.
+			// The Receiver gets a copy, since it may change the packet, and the recorded packet must not change.
 			a.Packets = append(a.Packets, slices.Clone(p.Data)[:end])
 			e.stats.packets.Add(1)
 			e.stats.bytes.Add(uint64(len(p.Data)))
@@ -442,7 +446,7 @@ func (e *endpoint) Stats() link.Stats {
 	}
 }
 
-// Close is [link.Endpoint.Close]. What was under way to the endpoint is lost.
+// Close implements [link.Endpoint.Close]. Packets in flight to the endpoint are lost.
 func (e *endpoint) Close() error {
 	n := e.net
 	n.mu.Lock()

@@ -25,7 +25,7 @@ var (
 	addrB = netip.MustParseAddr("10.0.0.2")
 )
 
-// sink notes what arrives, as "psn@time" relative to its start.
+// sink records the packets that arrive, as "psn@time" relative to its start.
 type sink struct {
 	start   time.Time
 	mu      sync.Mutex
@@ -54,7 +54,7 @@ func train(dst netip.Addr, psn, n, size int) *link.Train {
 	return t
 }
 
-// listen opens an endpoint for the time of the bubble.
+// listen opens an endpoint until the end of the bubble.
 func listen(t *testing.T, n link.Network, addr netip.Addr) (link.Endpoint, *sink) {
 	t.Helper()
 	s := &sink{start: time.Now()}
@@ -129,7 +129,7 @@ func TestSendBuffer(t *testing.T) {
 	})
 }
 
-// Packets of one source come in batches, those of another in between divide them.
+// TestBatches: packets of one source come in batches, which packets of another source divide.
 func TestBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := simnet.New(simnet.Config{Latency: ms})
@@ -150,7 +150,7 @@ func TestBatches(t *testing.T) {
 	})
 }
 
-// What arrives is the packet without its ICRC, and with room for it; changing it changes nothing else.
+// TestArrival: the Receiver gets packets without their ICRC. A change of these packets changes nothing else.
 func TestArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := simnet.New(simnet.Config{Record: true})
@@ -163,7 +163,7 @@ func TestArrival(t *testing.T) {
 			}
 			for i, p := range x.Packets {
 				if !slices.Equal(p, tr.Packet(i)[:96]) {
-					t.Errorf("packet %d is not what was sent", i)
+					t.Errorf("packet %d differs from the sent packet", i)
 				}
 				clear(p)
 			}
@@ -207,7 +207,7 @@ func TestFates(t *testing.T) {
 		n.SetLink(addrB, false)
 		send(t, a, train(addrB, 4, 1, 100))
 		n.SetLink(addrB, true)
-		send(t, a, train(addrB, 5, 1, 100)) // on its way when the link goes down, and still when it arrives
+		send(t, a, train(addrB, 5, 1, 100)) // in flight while the link goes down
 		n.SetLink(addrA, false)
 		testutil.AdvanceTime(ms)
 		n.SetLink(addrA, true)
@@ -271,7 +271,7 @@ func TestErrors(t *testing.T) {
 		if err := a.Close(); !errors.Is(err, link.ErrClosed) {
 			t.Errorf("second Close: %v", err)
 		}
-		listen(t, n, addrA) // free again
+		listen(t, n, addrA) // the address is free again
 	})
 }
 
@@ -298,7 +298,7 @@ func TestFateString(t *testing.T) {
 	}
 }
 
-// Two networks do not mix, and IPv6 goes as well.
+// TestIPv6: two networks are separate, and IPv6 works.
 func TestIPv6(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, other := netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")
