@@ -1,6 +1,7 @@
-// Package stepnet is a RoCEv2 network in memory that moves when a [clock.Virtual] is stepped: everything, what the
-// receivers do included, happens on the thread that steps, so that a run can be repeated exactly. It is for checkers and
-// fuzzing; simnet, whose endpoints have goroutines as those of the real network, is for everything else.
+// Package stepnet is a RoCEv2 network in memory that advances when a [clock.Virtual] is stepped. All actions, including
+// those of the receivers, run on the stepping thread. A run is therefore exactly repeatable. The package is for
+// checkers and fuzzing. Other tests use package simnet: its endpoints have goroutines, like the endpoints of a real
+// network.
 //
 //	c := clock.NewVirtual(time.Unix(0, 0))
 //	n := stepnet.New(c)
@@ -8,7 +9,7 @@
 //	for c.Step() {
 //	}
 //
-// What becomes of a packet is the choice of [Net.Route]. ICRCs are made and checked as on the real network.
+// [Net.Route] decides the outcome of each packet. ICRCs are computed and checked as on a real network.
 package stepnet
 
 import (
@@ -25,27 +26,29 @@ import (
 	"verbena/roce"
 )
 
-// Net is a network. Its methods and those of its endpoints are for the thread that steps the clock.
+// Net is a network. Only the thread that steps the clock may call its methods and those of its endpoints.
 type Net struct {
 	clock     *clock.Virtual
 	endpoints map[netip.Addr]*endpoint
 	groups    map[netip.Addr][]*endpoint // in the order of joining
 
-	// Route says what becomes of a packet; nil: it arrives at once. It may change Data, whose ICRC is in place.
+	// Route decides the outcome of a packet; nil: the packet arrives immediately. Route may change Data, which includes
+	// the ICRC.
 	Route func(p *Packet)
-	// Full, if not nil, makes a Send say link.ErrAgain where it returns true.
+	// Full, if not nil, makes Send return link.ErrAgain if it returns true.
 	Full func(from netip.Addr) bool
 
-	// Sent, Delivered, LostICRC (those too short for one, too) and LostNobody count packets; a packet that was duplicated counts for each copy.
+	// Sent, Delivered, LostICRC and LostNobody count packets. Each copy of a duplicated packet counts. LostICRC
+	// includes packets that are too short for an ICRC.
 	Sent, Delivered, LostICRC, LostNobody int
 }
 
-// New makes a network on which nobody is yet.
+// New returns a network without endpoints.
 func New(c *clock.Virtual) *Net {
 	return &Net{clock: c, endpoints: map[netip.Addr]*endpoint{}, groups: map[netip.Addr][]*endpoint{}}
 }
 
-// Packet is a packet that was just sent.
+// Packet is a packet at the time of sending.
 type Packet struct {
 	Src, Dst netip.Addr
 	ID       uint16 // IPv4 identification
@@ -54,9 +57,8 @@ type Packet struct {
 	net      *Net
 }
 
-// Arrive has a copy of the packet arrive after d. A packet that is let arrive twice is duplicated, one that is never is
-// lost. Packets from one source to one
-// destination that arrive at one time arrive as one batch.
+// Arrive makes a copy of the packet arrive after d. A second call duplicates the packet. Without a call, the packet is
+// lost. Packets from one source to one destination that arrive at the same time form one batch.
 func (p *Packet) Arrive(d time.Duration) {
 	n := p.net
 	if p.Dst.IsMulticast() {
@@ -87,7 +89,7 @@ func (p *Packet) arriveAt(to *endpoint, d time.Duration) {
 	n.clock.AfterFunc(d, to.deliver)
 }
 
-// Listen implements link.Network. Any address will do.
+// Listen implements link.Network. It accepts any address.
 func (n *Net) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
 	if n.endpoints[addr] != nil {
 		return nil, fmt.Errorf("listen on %v: %w", addr, syscall.EADDRINUSE)
@@ -97,7 +99,8 @@ func (n *Net) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
 	return e, nil
 }
 
-// Inject has a packet arrive now that nobody here has sent: data from the BTH to the ICRC, as it is.
+// Inject makes a packet from outside of the network arrive now. data is the packet from the BTH to the ICRC, and is not
+// changed.
 func (n *Net) Inject(src, dst netip.Addr, data []byte) {
 	p := Packet{Src: src, Dst: dst, Data: data, net: n}
 	p.Arrive(0)
@@ -116,14 +119,14 @@ func flow(src, dst netip.Addr) roce.Flow {
 type arrival struct {
 	at     time.Time
 	src    netip.Addr
-	dst    netip.Addr // of the endpoint, or a group
+	dst    netip.Addr // address of the endpoint, or a group
 	tos    uint8
 	ttl    uint8
-	data   []byte // without the ICRC; nil: there was no room for one
+	data   []byte // without the ICRC; nil: too short for an ICRC
 	intact bool
 }
 
-// from reports whether the packet can be of the batch.
+// from reports whether the packet can belong to the batch.
 func (v *arrival) from(a *link.Arrival) bool {
 	return v.src == a.Src && v.dst == a.Dst && v.tos == a.TOS && v.ttl == a.TTL
 }
@@ -133,12 +136,12 @@ type endpoint struct {
 	addr     netip.Addr
 	receiver link.Receiver
 	closed   bool
-	queue    []arrival // by time
+	queue    []arrival // by time of arrival
 }
 
 func (e *endpoint) Addr() netip.Addr { return e.addr }
 
-// Send implements link.Endpoint. A train that breaks the rules is a panic.
+// Send implements link.Endpoint. It panics if the train violates the rules.
 func (e *endpoint) Send(t *link.Train) error {
 	if err := t.Validate(); err != nil {
 		panic(fmt.Sprintf("stepnet: send from %v to %v: %v", e.addr, t.Dst, err))
@@ -169,7 +172,7 @@ func (e *endpoint) Send(t *link.Train) error {
 	return nil
 }
 
-// deliver hands over what has arrived.
+// deliver passes the arrived packets to the receiver.
 func (e *endpoint) deliver() {
 	now := e.net.clock.Now()
 	for len(e.queue) > 0 && !e.queue[0].at.After(now) && !e.closed {
@@ -190,7 +193,7 @@ func (e *endpoint) deliver() {
 	}
 }
 
-// Join implements link.Multicaster. What a member sends to its group arrives at itself, too.
+// Join implements link.Multicaster. A member also receives its own packets to the group.
 func (e *endpoint) Join(group netip.Addr) error {
 	if g := e.net.groups; !slices.Contains(g[group], e) {
 		g[group] = append(g[group], e)

@@ -18,7 +18,7 @@ var (
 	addrB = netip.MustParseAddr("10.0.0.2")
 )
 
-// log notes the PSNs of what arrives, a batch in one slice.
+// log records the PSNs of the received packets, with a slice for each batch.
 type log struct{ batches [][]roce.PSN }
 
 func (l *log) Receive(a *link.Arrival) {
@@ -108,7 +108,7 @@ func TestInject(t *testing.T) {
 	}
 }
 
-// TestMulticast: what is sent to a group arrives at those who are in it, with its address.
+// TestMulticast: a packet to a group arrives at the members, with the address of the group.
 func TestMulticast(t *testing.T) {
 	group := netip.MustParseAddr("239.1.2.3")
 	v := clock.NewVirtual(time.Unix(0, 0))
@@ -135,7 +135,7 @@ func TestMulticast(t *testing.T) {
 	}
 	inject()
 	if !slices.Equal(got, []netip.Addr{group}) {
-		t.Errorf("what arrived was for %v", got)
+		t.Errorf("destinations: got %v, want the group", got)
 	}
 }
 
