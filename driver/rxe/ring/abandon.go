@@ -10,18 +10,18 @@ import (
 	"verbena/uapi"
 )
 
-// ErrNotQueues is returned by [Abandon] for a file that does not hold the queues of a program.
+// ErrNotQueues is the error of [Abandon] for a file that does not hold the queues of a program.
 var ErrNotQueues = errors.New("not a file of rxe queues")
 
-// Abandon completes, with a flush error, every work request that is outstanding in the queues of a file, as far as the
-// completion queues have room: a program that polls gets errors instead of waiting for ever. It is for when the service
-// that owned the queues has died, and must not be called while that lives. The caller has opened the file for reading
-// and writing, has made sure that it is the program's, and closes it. The program may still run. Nothing in the file is
-// believed, and the work is bounded by the memory that the file has. Abandon may sleep, in system calls on the file.
+// Abandon completes all outstanding work requests in the queues of a file with a flush error, as far as the completion
+// queues have room. A program that polls then gets errors instead of waiting for ever. Abandon must only be called
+// after the service that owned the queues has died. The caller has opened the file for reading and writing, has checked
+// that the file belongs to the program, and closes it. The program can still be running. Abandon trusts no data in the
+// file, and the memory of the file limits its work. Abandon may sleep in system calls on the file.
 //
-// A file whose first page is empty has no queues, or no longer, and is left as it is. The error is ErrNotQueues if the file
-// holds something else, or lists more queues than it has memory for; what was
-// completed until then stays completed. Other errors are those of fstat and mmap.
+// If the first page of a file is empty, the file has no queues, and Abandon does not change it. The error is
+// ErrNotQueues if the file holds other data, or lists more queues than fit into its memory. Requests that are completed
+// by then stay completed. Other errors are those of fstat and mmap.
 func Abandon(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -32,7 +32,7 @@ func Abandon(f *os.File) error {
 	}
 	a := abandoned{file: f, size: fi.Size()}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		memory := st.Blocks * 512 // of which a queue pair has a page, and a work request a slot
+		memory := st.Blocks * 512 // a queue pair takes at least a page, and a work request a slot
 		a.qps, a.requests = memory/int64(os.Getpagesize()), memory/minSlot
 	}
 	if err := a.run(); err != nil {
@@ -41,12 +41,12 @@ func Abandon(f *os.File) error {
 	return nil
 }
 
-// abandoned is a file whose service has died.
+// abandoned is a file of a service that has died.
 type abandoned struct {
 	file *os.File
 	size int64
-	// The queue pairs and work requests that are left to look at: a program can make the directory a cycle, or list a
-	// ring any number of times.
+	// The remaining numbers of queue pairs and work requests to process. A program can make the directory a cycle, or
+	// list a ring any number of times.
 	qps, requests int64
 }
 
@@ -67,7 +67,8 @@ func (a *abandoned) run() error {
 	return nil
 }
 
-// page completes what is outstanding on the queue pairs of a page of the directory, and returns the offset of the next.
+// page completes the outstanding requests of the queue pairs in a page of the directory, and returns the offset of the
+// next page.
 func (a *abandoned) page(at uint64) (next uint64, err error) {
 	mem, err := a.mmap(at, DirectoryPageSize)
 	if err != nil {
@@ -98,7 +99,7 @@ func (a *abandoned) page(at uint64) (next uint64, err error) {
 	return h.Next, nil
 }
 
-// flush completes what is outstanding in a work queue of a queue pair.
+// flush completes the outstanding requests in a work queue of a queue pair.
 func (a *abandoned) flush(queue, completions Location, opcode uapi.WCOpcode, qpn uint32) {
 	work, err := a.ring(queue)
 	if err != nil {
@@ -135,7 +136,7 @@ func (a *abandoned) flush(queue, completions Location, opcode uapi.WCOpcode, qpn
 	}
 }
 
-// ring maps a ring whose location is in the file. The caller unmaps its memory.
+// ring maps the ring at a location in the file. The caller unmaps its memory.
 func (a *abandoned) ring(at Location) (*Ring, error) {
 	slots := uint64(at.Mask) + 1
 	if slots&(slots-1) != 0 || slots > MaxSlots || at.Shift < minShift || at.Shift > maxShift {

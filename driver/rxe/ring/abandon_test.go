@@ -15,16 +15,16 @@ import (
 	"verbena/uapi"
 )
 
-// queuePair is the rings of one, as its process uses them, and the index of its entry.
+// queuePair holds the rings of a queue pair, as its process uses them, and the index of its entry.
 type queuePair struct {
 	Entry
 	listed       int
 	sq, rq       *Ring
-	send, recv   *Ring // completions
+	send, recv   *Ring // completion queues
 	sent, posted uint32
 }
 
-// newQueuePair lists a queue pair with a completion queue for each direction.
+// newQueuePair adds a queue pair with a completion queue for each direction.
 func (p *process) newQueuePair(d *Directory, qpn uint32) *queuePair {
 	p.t.Helper()
 	q := &queuePair{sq: p.newRing(7, 224), rq: p.newRing(7, 64)}
@@ -46,7 +46,7 @@ func post(t *testing.T, r *Ring, at *uint32, id uint64) {
 	*at = r.Next(*at)
 }
 
-// completions takes what is in a completion queue, by work request.
+// completions removes the completions from a completion queue, and returns them by work request.
 func completions(t *testing.T, cq *Ring) map[uint64]uapi.WC {
 	t.Helper()
 	all := map[uint64]uapi.WC{}
@@ -73,7 +73,7 @@ func abandonPath(path string) error {
 	return Abandon(f)
 }
 
-// flushed is the completion that Abandon makes.
+// flushed returns the completions of Abandon.
 func flushed(op uapi.WCOpcode, qpn uint32, ids ...uint64) map[uint64]uapi.WC {
 	all := map[uint64]uapi.WC{}
 	for _, id := range ids {
@@ -82,7 +82,7 @@ func flushed(op uapi.WCOpcode, qpn uint32, ids ...uint64) map[uint64]uapi.WC {
 	return all
 }
 
-// TestAbandon completes what is outstanding, once, with the number of its queue pair.
+// TestAbandon: Abandon completes outstanding requests once, with the number of their queue pair.
 func TestAbandon(t *testing.T) {
 	p := newProcess(t)
 	d, err := NewDirectory(p.alloc)
@@ -96,7 +96,7 @@ func TestAbandon(t *testing.T) {
 	post(t, b.rq, &b.posted, 20)
 	for range 2 {
 		check(t, abandonPath(p.path))
-		check(t, abandonPath(p.path)) // nothing is left
+		check(t, abandonPath(p.path)) // no request is left
 		for _, c := range []struct {
 			name string
 			cq   *Ring
@@ -111,7 +111,7 @@ func TestAbandon(t *testing.T) {
 				t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
 			}
 		}
-		for id := uint64(2); id < 5; id++ { // again, around the ring
+		for id := uint64(2); id < 5; id++ { // again, around the end of the ring
 			post(t, a.sq, &a.sent, id)
 		}
 		for id := range uint64(5) {
@@ -121,7 +121,7 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// A completion queue without room gets what it has room for; the rest is completed when there is some.
+// TestAbandonFullCQ: a full completion queue gets as many completions as fit. The others follow when there is room.
 func TestAbandonFullCQ(t *testing.T) {
 	p := newProcess(t)
 	d, err := NewDirectory(p.alloc)
@@ -141,7 +141,7 @@ func TestAbandonFullCQ(t *testing.T) {
 	}
 }
 
-// TestAbandonLimits looks at the largest rings that there are, and at no larger ones.
+// TestAbandonLimits: Abandon processes the largest rings, and no larger ones.
 func TestAbandonLimits(t *testing.T) {
 	for _, c := range []struct {
 		entries, slotBytes int
@@ -164,7 +164,7 @@ func TestAbandonLimits(t *testing.T) {
 	}
 }
 
-// TestDirectory follows entries that come, change and go, over several pages.
+// TestDirectory adds, changes and removes entries on several pages.
 func TestDirectory(t *testing.T) {
 	p := newProcess(t)
 	d, err := NewDirectory(p.alloc)
@@ -173,7 +173,7 @@ func TestDirectory(t *testing.T) {
 		t.Fatalf("first page: got offset %d, want 0", got)
 	}
 	cq := p.newRing(2*dirPerPage+100, uapi.RXECQESize)
-	rings := map[uint32]*Ring{} // by number of queue pair, those of removed entries included
+	rings := map[uint32]*Ring{} // by number of the queue pair, including removed entries
 	listed := map[uint32]int{}
 	used := map[int]bool{}
 	add := func(qpn uint32) {
@@ -191,12 +191,13 @@ func TestDirectory(t *testing.T) {
 		delete(used, listed[qpn])
 		delete(listed, qpn)
 	}
-	// found returns the numbers of the queue pairs that Abandon finds, each of which has a work request outstanding.
+	// found returns the numbers of the queue pairs that Abandon finds. Each queue pair has one outstanding work
+	// request.
 	found := func() (all []uint32) {
 		t.Helper()
 		for _, r := range rings {
 			at, _ := r.Producer()
-			r.Push(at, make([]byte, 8)) // full if it was not found
+			r.Push(at, make([]byte, 8)) // full if Abandon did not find the queue pair
 		}
 		check(t, abandonPath(p.path))
 		cons, _ := cq.Consumer()
@@ -245,7 +246,7 @@ func TestDirectory(t *testing.T) {
 	if p.freed != 3 {
 		t.Errorf("Free: got %d calls of Memory.Free, want 3", p.freed)
 	}
-	remove(1000) // a queue pair that goes after the directory
+	remove(1000) // a queue pair that is removed after the directory
 	d.Free()
 	if p.freed != 3 {
 		t.Errorf("second Free: got %d calls of Memory.Free, want 3", p.freed)
@@ -278,14 +279,14 @@ func TestDirectoryErrors(t *testing.T) {
 		t.Errorf("Add: got %d, %v, want the free entry 3", i, err)
 	}
 	check(t, p.file.Truncate(0))
-	d.Set(3, Entry{QPN: 17}) // lost, and no fault
+	d.Set(3, Entry{QPN: 17}) // no effect, and no fault
 	d.Remove(3)
 	if _, err := d.Add(Entry{}); err != nil {
 		t.Errorf("Add to memory that is gone: got %v, want none", err)
 	}
 }
 
-// TestAbandonDistrusts feeds Abandon files that a program has damaged.
+// TestAbandonDistrusts runs Abandon on files that a program has damaged.
 func TestAbandonDistrusts(t *testing.T) {
 	p := newProcess(t)
 	d, err := NewDirectory(p.alloc)
@@ -316,7 +317,7 @@ func TestAbandonDistrusts(t *testing.T) {
 			f = f[:r.IntN(len(f))]
 		}
 		writeFile(t, damaged, f)
-		_ = abandonPath(damaged) // must not crash, and must end
+		_ = abandonPath(damaged) // must end, and must not crash
 	}
 	for _, f := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), os.DevNull} {
 		if abandonPath(f) == nil {
@@ -325,7 +326,7 @@ func TestAbandonDistrusts(t *testing.T) {
 	}
 }
 
-// writeFile makes a file that has memory for all its bytes, as a program's has.
+// writeFile creates a file that has memory for all its bytes, like the file of a program.
 func writeFile(t *testing.T, path string, b []byte) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -337,11 +338,11 @@ func writeFile(t *testing.T, path string, b []byte) {
 	check(t, f.Truncate(int64(len(b))))
 }
 
-// TestAbandonBounded: a directory that lists more than the file has memory for is not believed, however large the file
-// says it is.
+// TestAbandonBounded: Abandon rejects a directory that lists more than the memory of the file can hold, whatever the
+// size of the file.
 func TestAbandonBounded(t *testing.T) {
 	const (
-		work, slots = 40, 1024 // rings, each from a page on and over the next ones
+		work, slots = 40, 1024 // rings; each overlaps the next ones
 		cqAt        = 256 << 12
 		cqSlots     = 1 << 16
 	)

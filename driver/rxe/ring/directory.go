@@ -2,31 +2,31 @@ package ring
 
 import "verbena/uapi"
 
-// Directory lists, in memory that is shared with a user process, where the rings of its queue pairs are, for [Abandon].
-// The service writes it and never reads it. Its first page is the first memory that its process shares, at offset 0;
-// each page names the next.
+// Directory lists the locations of the rings of all queue pairs, for [Abandon], in memory that is shared with a user
+// process. The service writes the directory and never reads it. Its first page is the first memory that the process
+// shares, at offset 0. Each page holds the offset of the next page.
 //
-// A Directory has no lock: one call at a time.
+// A Directory has no lock: calls must not overlap.
 type Directory struct {
 	alloc Alloc
 	pages []Memory
-	free  []int // entries; the last is used first
+	free  []int // free entries, used from the end
 }
 
-// Entry describes the rings of a queue pair. The location of a ring that is not shared is zero.
+// Entry describes the rings of a queue pair. A ring that is not shared has the zero Location.
 type Entry struct {
 	QPN                    uint32
 	SQ, RQ, SendCQ, RecvCQ Location
 }
 
-// Location describes a ring in the memory that its process shares.
+// Location describes a ring in the shared memory of its process.
 type Location struct {
-	Offset uint64 // as for mmap
+	Offset uint64 // offset for mmap
 	Mask   uint32 // slots - 1
 	Shift  uint32 // log2 of the bytes per slot
 }
 
-// Location returns the location of the ring; zero if it is not shared.
+// Location returns the location of the ring, or zero if the ring is not shared.
 func (r *Ring) Location() Location {
 	if r == nil || !r.shared {
 		return Location{}
@@ -34,14 +34,14 @@ func (r *Ring) Location() Location {
 	return Location{Offset: r.offset, Mask: r.mask, Shift: uint32(r.shift)}
 }
 
-// dirHeader starts a page of the directory, dirEntry follows up to its end.
+// dirHeader is at the start of a page of the directory. The rest of the page is an array of dirEntry.
 type dirHeader struct {
 	Magic uint64
 	Next  uint64 // offset of the next page, 0 for none
 }
 
 type dirEntry struct {
-	Live                   uint32 // 1
+	Live                   uint32 // 1 for a used entry
 	QPN                    uint32
 	SQ, RQ, SendCQ, RecvCQ Location
 }
@@ -49,7 +49,7 @@ type dirEntry struct {
 const (
 	// DirectoryPageSize is the size of each page of a Directory, in bytes.
 	DirectoryPageSize = 4096
-	// MaxEntries is the largest number of entries that [Abandon] completes work requests of.
+	// MaxEntries is the largest number of entries that [Abandon] processes.
 	MaxEntries = 1 << 17
 
 	dirMagic    = 0x31726964_65787276 // "vrxedir1"
@@ -57,8 +57,8 @@ const (
 	maxDirPages = MaxEntries/dirPerPage + 1
 )
 
-// NewDirectory makes an empty directory, with one page of memory from alloc. The caller owns it until Free. It may
-// sleep, as alloc may. The error is that of alloc.
+// NewDirectory makes an empty directory, with one page of memory from alloc. The caller owns the directory until Free.
+// NewDirectory may sleep if alloc may. The error is that of alloc.
 func NewDirectory(alloc Alloc) (*Directory, error) {
 	d := &Directory{alloc: alloc}
 	if err := d.grow(); err != nil {
@@ -67,7 +67,7 @@ func NewDirectory(alloc Alloc) (*Directory, error) {
 	return d, nil
 }
 
-// Free returns the memory to its allocator. Afterwards Set and Remove have no effect, and Add must not be called. It
+// Free returns the memory to its allocator. Afterwards Set and Remove have no effect, and Add must not be called. Free
 // sleeps if Memory.Free does.
 func (d *Directory) Free() {
 	for _, m := range d.pages {
@@ -82,7 +82,7 @@ func (d *Directory) grow() error {
 		return err
 	}
 	n := len(d.pages)
-	writeShared(m.Mem, 0, &dirHeader{Magic: dirMagic}) // first: the service may die before the page is linked, and after it
+	writeShared(m.Mem, 0, &dirHeader{Magic: dirMagic}) // before the link, since the service can die in between
 	if n > 0 {
 		writeShared(d.pages[n-1].Mem, 0, &dirHeader{Magic: dirMagic, Next: m.Offset})
 	}
@@ -93,8 +93,8 @@ func (d *Directory) grow() error {
 	return nil
 }
 
-// Add lists a queue pair and returns the index of its entry, for Set and Remove; indices are small, and used again. If
-// there is no free entry, Add allocates a page, for which it may sleep. The error is that of the allocator.
+// Add adds a queue pair and returns the index of its entry, for Set and Remove. Indices are small, and reused. If there
+// is no free entry, Add allocates a page, for which it may sleep. The error is that of the allocator.
 func (d *Directory) Add(e Entry) (i int, err error) {
 	if len(d.free) == 0 {
 		if err := d.grow(); err != nil {
@@ -108,12 +108,12 @@ func (d *Directory) Add(e Entry) (i int, err error) {
 	return i, nil
 }
 
-// Set replaces entry i, which Add has returned: a ring has another location. It does not sleep.
+// Set replaces entry i, returned by Add, if the location of a ring has changed. It does not sleep.
 func (d *Directory) Set(i int, e Entry) {
 	d.write(i, dirEntry{Live: 1, QPN: e.QPN, SQ: e.SQ, RQ: e.RQ, SendCQ: e.SendCQ, RecvCQ: e.RecvCQ})
 }
 
-// Remove frees entry i, which Add has returned. It does not sleep.
+// Remove frees entry i, returned by Add. It does not sleep.
 func (d *Directory) Remove(i int) {
 	d.write(i, dirEntry{})
 	d.free = append(d.free, i)

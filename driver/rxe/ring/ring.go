@@ -13,39 +13,39 @@ import (
 // Ring is a queue of fixed-size slots with one producer and one consumer. One slot always stays empty. Free, Info and
 // Location may be called on a nil Ring.
 //
-// A Ring has no lock: its methods for the producer are called by one goroutine at a time, those for the consumer
-// likewise. None of its methods but Free sleeps.
+// A Ring has no lock. One goroutine at a time may call the methods for the producer, and one the methods for the
+// consumer. No method except Free sleeps.
 type Ring struct {
 	mem        []byte
 	prod, cons *uint32 // in mem
 	shift      uint8   // log2 of the bytes per slot
 	mask       uint32  // slots - 1
 	shared     bool
-	offset     uint64 // for mmap
+	offset     uint64 // offset for mmap
 	release    func()
 }
 
 const (
-	// MaxSlots is the largest number of slots of a ring that [Abandon] completes work requests of.
+	// MaxSlots is the largest number of slots of a ring that [Abandon] accepts.
 	MaxSlots = 1 << 20
-	// MaxSlotBytes is the largest size of such a ring's slots.
+	// MaxSlotBytes is the largest size of a slot of such a ring.
 	MaxSlotBytes = 1 << maxShift
 
 	minShift = 6 // a cache line, as in the kernel
 	maxShift = 10
 	minSlot  = 1 << minShift
-	// maxRing keeps the size of a ring within the 32 bits of struct mminfo.
+	// maxRing limits the size of a ring to the 32 bits of struct mminfo.
 	maxRing = 1 << 31
 )
 
-// Memory is memory that is shared with a user process. The process may write anything into it at any time, and may take
-// its pages away.
+// Memory is memory that is shared with a user process. The process may write any data into it at any time, and may
+// remove its pages.
 type Memory struct {
 	// Mem is zeroed, and aligned to a page.
 	Mem []byte
-	// Offset is what the process passes to mmap.
+	// Offset is the offset for mmap in the process.
 	Offset uint64
-	// Free returns the memory; the process's mappings stay valid.
+	// Free returns the memory. The mappings of the process stay valid.
 	Free func()
 }
 
@@ -53,22 +53,23 @@ type Memory struct {
 // the caller until Memory.Free.
 type Alloc func(size int) (Memory, error)
 
-// Size returns the bytes of a ring with room for at least entries elements of slotBytes bytes.
+// Size returns the number of bytes of a ring with room for at least entries elements of slotBytes bytes.
 func Size(entries, slotBytes int) int {
 	shift, slots := geometry(entries, slotBytes)
 	return uapi.RXEQueueDataOffset + slots<<shift
 }
 
-// geometry returns the logarithm of the slot's size, and the number of slots.
+// geometry returns the logarithm of the size of a slot, and the number of slots.
 func geometry(entries, slotBytes int) (shift uint8, slots int) {
 	return uint8(bits.Len(uint(max(slotBytes, minSlot) - 1))), 1 << bits.Len(uint(max(entries, 1)))
 }
 
-// New makes an empty ring with room for at least entries elements of slotBytes bytes, in memory from alloc, or, if
-// alloc is nil, in ordinary memory of this process. The caller owns the ring until Free. New may sleep, as alloc may.
+// New makes an empty ring with room for at least entries elements of slotBytes bytes. The ring is in memory from alloc,
+// or, if alloc is nil, in ordinary memory of this process. The caller owns the ring until Free. New may sleep if alloc
+// may.
 //
-// The error is ENOMEM if the ring would be larger than 2^31 bytes, that of alloc, or EFAULT if the process has taken
-// the memory away already.
+// The error is ENOMEM if the ring would be larger than 2^31 bytes, the error of alloc, or EFAULT if the process has
+// already removed the memory.
 func New(entries, slotBytes int, alloc Alloc) (*Ring, error) {
 	n := Size(entries, slotBytes)
 	if n > maxRing {
@@ -93,13 +94,13 @@ func New(entries, slotBytes int, alloc Alloc) (*Ring, error) {
 	return r, nil
 }
 
-// Attach returns the ring that its owner, whom the caller trusts, has made in mem: how a program takes the other end. mem is the
-// caller's, and aligned to a page. The error is EPROTO if no ring is there.
+// Attach returns the ring that a trusted owner has made in mem. A program uses it to get the other end of the ring. mem
+// belongs to the caller and is aligned to a page. The error is EPROTO if mem does not hold a ring.
 func Attach(mem []byte) (*Ring, error) {
 	if len(mem) < uapi.RXEQueueDataOffset {
 		return nil, fmt.Errorf("queue of %d bytes, shorter than its header: %w", len(mem), syscall.EPROTO)
 	}
-	h, _ := uapi.Decode[struct{ Log2ElemSize, IndexMask uint32 }](mem) // without the indices, which the owner may be changing
+	h, _ := uapi.Decode[struct{ Log2ElemSize, IndexMask uint32 }](mem) // the owner can change the indices
 	if h.Log2ElemSize < minShift || h.Log2ElemSize > maxShift+1 || h.IndexMask&(h.IndexMask+1) != 0 ||
 		(uint64(h.IndexMask)+1)<<h.Log2ElemSize > uint64(len(mem)-uapi.RXEQueueDataOffset) {
 		return nil, fmt.Errorf("queue of %d slots of 2^%d bytes in %d bytes: %w", uint64(h.IndexMask)+1, h.Log2ElemSize, len(mem), syscall.EPROTO)
@@ -109,14 +110,14 @@ func Attach(mem []byte) (*Ring, error) {
 	return r, nil
 }
 
-// Free returns the memory to its allocator. Nothing may use the ring afterwards. It sleeps if Memory.Free does.
+// Free returns the memory to its allocator. The ring must not be used afterwards. Free sleeps if Memory.Free does.
 func (r *Ring) Free() {
 	if r != nil && r.release != nil {
 		r.release()
 	}
 }
 
-// Info returns the offset and size with which a user process maps the ring; zero if it is not shared.
+// Info returns the offset and the size for a mapping of the ring in a user process; zero if the ring is not shared.
 func (r *Ring) Info() uapi.MMInfo {
 	if r == nil || !r.shared {
 		return uapi.MMInfo{}
@@ -124,7 +125,7 @@ func (r *Ring) Info() uapi.MMInfo {
 	return uapi.MMInfo{Offset: r.offset, Size: uint32(len(r.mem))}
 }
 
-// Capacity returns the number of elements that fit: one less than the slots.
+// Capacity returns the largest number of elements in the ring: one less than the number of slots.
 func (r *Ring) Capacity() int { return int(r.mask) }
 
 // Next returns the index after i.
@@ -133,7 +134,7 @@ func (r *Ring) Next(i uint32) uint32 { return (i + 1) & r.mask }
 // Add returns the index n slots after i.
 func (r *Ring) Add(i, n uint32) uint32 { return (i + n) & r.mask }
 
-// Between returns the number of slots from index from up to, and without, index to.
+// Between returns the number of slots from index from to index to, which is not included.
 func (r *Ring) Between(from, to uint32) uint32 { return (to - from) & r.mask }
 
 func (r *Ring) slot(i uint32) []byte {
@@ -141,7 +142,7 @@ func (r *Ring) slot(i uint32) []byte {
 	return r.mem[at : at+1<<r.shift]
 }
 
-// format writes the header of a new ring.
+// format writes the header of a new ring. ok is false if the memory is gone.
 func (r *Ring) format() (ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -150,8 +151,8 @@ func (r *Ring) format() (ok bool) {
 	return true
 }
 
-// Producer returns the index of the next slot to be filled, as it is in the memory; it is within the ring, and
-// otherwise as the process has written it. Either end may call it. ok is false if the memory is gone.
+// Producer returns the index of the next slot to fill, loaded from the memory. The process can have written any value,
+// but the returned index is within the ring. Either end may call Producer. ok is false if the memory is gone.
 func (r *Ring) Producer() (i uint32, ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -159,7 +160,7 @@ func (r *Ring) Producer() (i uint32, ok bool) {
 	return atomic.LoadUint32(r.prod) & r.mask, true
 }
 
-// TakeBack makes slot i the next to be filled, unless the process fills one at the same time. It is for the consumer.
+// TakeBack makes slot i the next slot to fill, unless the process fills one concurrently. It is for the consumer.
 func (r *Ring) TakeBack(i uint32) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -167,8 +168,8 @@ func (r *Ring) TakeBack(i uint32) {
 	atomic.CompareAndSwapUint32(r.prod, atomic.LoadUint32(r.prod), i)
 }
 
-// Consumer returns the index of the next slot to be emptied, as it is in the memory; it is within the ring, and
-// otherwise as the process has written it. Either end may call it. ok is false if the memory is gone.
+// Consumer returns the index of the next slot to empty, loaded from the memory. The process can have written any value,
+// but the returned index is within the ring. Either end may call Consumer. ok is false if the memory is gone.
 func (r *Ring) Consumer() (i uint32, ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -176,7 +177,7 @@ func (r *Ring) Consumer() (i uint32, ok bool) {
 	return atomic.LoadUint32(r.cons) & r.mask, true
 }
 
-// SetConsumer returns the slots before index i to the producer, which may overwrite them at once. It is for the
+// SetConsumer returns the slots before index i to the producer, which may overwrite them immediately. It is for the
 // consumer. ok is false if the memory is gone.
 func (r *Ring) SetConsumer(i uint32) (ok bool) {
 	if r.shared {
@@ -186,12 +187,12 @@ func (r *Ring) SetConsumer(i uint32) (ok bool) {
 	return true
 }
 
-// Peek copies the start of slot i, which is the consumer's next, to dst, which is no longer than a slot. filled is
-// false, and nothing is copied, if the producer has not filled the slot. It is for the consumer, which keeps the slot
-// until SetConsumer. ok is false if the memory is gone; dst may then hold a part of the slot.
+// Peek copies the start of slot i, the next slot of the consumer, to dst, which is no longer than a slot. If the
+// producer has not filled the slot, filled is false and no data is copied. Peek is for the consumer, which keeps the
+// slot until SetConsumer. ok is false if the memory is gone; dst may then hold a part of the slot.
 func (r *Ring) Peek(i uint32, dst []byte) (filled, ok bool) { return r.PeekNth(i, 0, dst) }
 
-// PeekNth is Peek for the slot n slots after the consumer's next slot i.
+// PeekNth copies the slot n slots after the consumer's next slot i, like Peek.
 func (r *Ring) PeekNth(i, n uint32, dst []byte) (filled, ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -203,8 +204,8 @@ func (r *Ring) PeekNth(i, n uint32, dst []byte) (filled, ok bool) {
 	return true, true
 }
 
-// Push copies src, which is no longer than a slot, to slot i, which is the producer's next, and publishes it. pushed is
-// false, and nothing is written, if the ring is full. It is for the producer. ok is false if the memory is gone.
+// Push copies src, which is no longer than a slot, to slot i, the next slot of the producer, and publishes it. If the
+// ring is full, pushed is false and no data is written. Push is for the producer. ok is false if the memory is gone.
 func (r *Ring) Push(i uint32, src []byte) (pushed, ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -218,12 +219,12 @@ func (r *Ring) Push(i uint32, src []byte) (pushed, ok bool) {
 	return true, true
 }
 
-// Consumed returns the consumer's index: how far it has emptied the ring since it was at index from, which it has been.
-// prod is the producer's next slot. A consumer that has emptied slots that were not filled has emptied the ring: its
-// index is put back to prod, and repaired is true. It is for the producer, which must not trust the index: it is always
-// one between from and prod. ok is false if the memory is gone.
+// Consumed returns the index of the consumer. from is an earlier index of the consumer, and prod the next slot of the
+// producer. Consumed is for the producer, which must not trust the index: the result is always between from and prod.
+// If the consumer has emptied slots that were not filled, it has emptied the whole ring. Consumed then sets the index
+// to prod, and repaired is true. ok is false if the memory is gone.
 //
-// The provider of rdma-core v34 to v54 counts one more when it has drained a CQ to the end.
+// The provider of rdma-core v34 to v54 counts one slot too many when it has drained a CQ.
 func (r *Ring) Consumed(from, prod uint32) (i uint32, repaired, ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -241,11 +242,11 @@ func (r *Ring) Consumed(from, prod uint32) (i uint32, repaired, ok bool) {
 	return prod, true, true
 }
 
-// maxRepairs bounds the attempts against a consumer that goes on writing.
+// maxRepairs limits the attempts against a consumer that keeps writing its index.
 const maxRepairs = 4
 
-// Fill copies src, which is no longer than a slot, to slot i, which is the producer's next and is empty, and publishes it.
-// It is for the producer, which knows that there is room. ok is false if the memory is gone.
+// Fill copies src, which is no longer than a slot, to slot i, the next slot of the producer, and publishes it. It is
+// for the producer, which must know that the slot is empty. ok is false if the memory is gone.
 func (r *Ring) Fill(i uint32, src []byte) (ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
@@ -255,8 +256,8 @@ func (r *Ring) Fill(i uint32, src []byte) (ok bool) {
 	return true
 }
 
-// survive ends an access to shared memory: after a fault the function that has deferred it, directly, returns with its
-// results as they are, of which ok is false until the access is over.
+// survive ends an access to shared memory. After a fault, the function that has deferred survive directly returns with
+// its present results. Until the end of the access, ok is false.
 func survive(panicOnFault bool) {
 	debug.SetPanicOnFault(panicOnFault)
 	if e := recover(); e != nil {
@@ -273,7 +274,7 @@ func writeShared[T any](mem []byte, at int, v *T) (ok bool) {
 	return true
 }
 
-// readShared decodes a T in shared memory. ok is false if the memory is gone, or too short.
+// readShared decodes a T from shared memory. ok is false if the memory is gone or too short.
 func readShared[T any](mem []byte, at int) (v T, ok bool) {
 	defer survive(debug.SetPanicOnFault(true))
 	return uapi.Decode[T](mem[at:])

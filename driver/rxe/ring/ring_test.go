@@ -24,7 +24,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// process is a file that a service and its process share, with what it has allocated.
+// process is a file that a service and its process share, with the memory allocated in the file.
 type process struct {
 	t     testing.TB
 	path  string
@@ -49,7 +49,7 @@ func newProcess(t testing.TB) *process {
 	return p
 }
 
-// alloc is an Alloc.
+// alloc implements Alloc.
 func (p *process) alloc(size int) (Memory, error) {
 	page := os.Getpagesize()
 	n, at := (size+page-1)/page*page, p.end
@@ -75,7 +75,7 @@ func (p *process) newRing(entries, slotBytes int) *Ring {
 	return r
 }
 
-// both runs f with a ring in memory of this process, and with one that is shared.
+// both runs f with a ring in memory of this process, and with a shared ring.
 func both(t *testing.T, entries, slotBytes int, f func(t *testing.T, r *Ring)) {
 	t.Run("private", func(t *testing.T) {
 		r, err := New(entries, slotBytes, nil)
@@ -85,7 +85,7 @@ func both(t *testing.T, entries, slotBytes int, f func(t *testing.T, r *Ring)) {
 	t.Run("shared", func(t *testing.T) { f(t, newProcess(t).newRing(entries, slotBytes)) })
 }
 
-// push and peek are those of an end whose memory is there.
+// push and peek check that the memory is there.
 func push(t *testing.T, r *Ring, i uint32, b []byte) bool {
 	t.Helper()
 	pushed, ok := r.Push(i, b)
@@ -140,7 +140,7 @@ func TestGeometry(t *testing.T) {
 	}
 }
 
-// A ring that is not shared, and no ring, have no location and nothing to free.
+// TestNotShared: a ring that is not shared, and a nil ring, have no location and no memory to free.
 func TestNotShared(t *testing.T) {
 	r, err := New(5, 64, nil)
 	check(t, err)
@@ -183,7 +183,8 @@ func TestNewErrors(t *testing.T) {
 	}
 }
 
-// Elements come out as they went in, around the ring, and a full or empty ring says so.
+// TestPushPeek: elements leave the ring in their order of entry, also around its end. Push to a full ring and Peek of
+// an empty ring report it.
 func TestPushPeek(t *testing.T) {
 	both(t, 3, 100, func(t *testing.T, r *Ring) {
 		var prod, cons, in, out uint32
@@ -211,7 +212,7 @@ func TestPushPeek(t *testing.T) {
 			}
 			for range r.Capacity() {
 				out++
-				for range 2 { // it stays until SetConsumer
+				for range 2 { // the element stays until SetConsumer
 					if !peek(t, r, cons, got[:]) {
 						t.Fatal("Peek: got nothing")
 					}
@@ -239,8 +240,8 @@ func TestPushPeek(t *testing.T) {
 	})
 }
 
-// A consumer that sees an index sees the slot, and a producer overwrites nothing that is being read. The race detector
-// checks the order of the accesses.
+// TestTwoEnds: a consumer that sees an index sees the slot, and a producer overwrites no slot that is being read. The
+// race detector checks the order of the accesses.
 func TestTwoEnds(t *testing.T) {
 	both(t, 7, 64, func(t *testing.T, r *Ring) {
 		const n = 20_000
@@ -286,7 +287,7 @@ func TestTwoEnds(t *testing.T) {
 	})
 }
 
-// The process writes any index and any geometry: nothing is read or written outside the ring.
+// TestDistrust: the process writes any index and any geometry, and no access is outside the ring.
 func TestDistrust(t *testing.T) {
 	p := newProcess(t)
 	first, r, last := p.newRing(3, 64), p.newRing(3, 64), p.newRing(3, 64)
@@ -328,14 +329,15 @@ func TestDistrust(t *testing.T) {
 	}
 }
 
-// A consumer that has emptied more than there was has emptied the ring; every other index is believed.
+// TestConsumed: a consumer that has emptied more slots than were filled has emptied the ring. Any other index is
+// accepted.
 func TestConsumed(t *testing.T) {
 	both(t, 7, 64, func(t *testing.T, r *Ring) {
 		for from := range uint32(8) {
 			for filled := range uint32(8) {
 				prod := (from + filled) & r.mask
 				for claimed := range uint32(8) {
-					for _, high := range []uint32{0, 0xfffffff8} { // of an index only what is within the ring counts
+					for _, high := range []uint32{0, 0xfffffff8} { // only the bits within the ring count
 						*r.cons = (from+claimed)&r.mask | high
 						raw := *r.cons
 						i, repaired, ok := r.Consumed(from, prod)
@@ -353,7 +355,7 @@ func TestConsumed(t *testing.T) {
 	})
 }
 
-// Fill publishes the slot.
+// TestFill: Fill publishes the slot.
 func TestFill(t *testing.T) {
 	both(t, 3, 64, func(t *testing.T, r *Ring) {
 		var slot [64]byte
@@ -365,7 +367,7 @@ func TestFill(t *testing.T) {
 	})
 }
 
-// Every access to memory that was taken away says so, and leaves the setting of the goroutine as it was.
+// TestMemoryGone: every access to removed memory reports it, and restores the setting of the goroutine.
 func TestMemoryGone(t *testing.T) {
 	p := newProcess(t)
 	r := p.newRing(1<<8, 64)
@@ -387,7 +389,7 @@ func TestMemoryGone(t *testing.T) {
 			t.Errorf("%s: left the goroutine with panics on faults", name)
 		}
 	}
-	// The slots are gone, the indices are not.
+	// The slots are removed, but the indices are not.
 	check(t, p.file.Truncate(4096))
 	*r.prod, *r.cons = 0, 200
 	if _, ok := r.Peek(100, slot[:]); ok {
@@ -398,7 +400,7 @@ func TestMemoryGone(t *testing.T) {
 	}
 }
 
-// A mistake of the service's own is not taken for memory that is gone.
+// TestOtherPanics: a panic of the service itself is not taken for removed memory.
 func TestOtherPanics(t *testing.T) {
 	r := newProcess(t).newRing(3, 64)
 	r.mem = r.mem[:uapi.RXEQueueDataOffset:uapi.RXEQueueDataOffset]

@@ -6,7 +6,8 @@ import (
 	"verbena/uapi"
 )
 
-// attach finds the indices in the ring's memory, which is at least a header long and aligned for them.
+// attach sets the pointers to the indices in the memory of the ring. The memory holds at least a header, and is
+// aligned.
 func (r *Ring) attach() {
 	r.prod = (*uint32)(unsafe.Pointer(&r.mem[uapi.RXEQueueProducerOffset]))
 	r.cons = (*uint32)(unsafe.Pointer(&r.mem[uapi.RXEQueueConsumerOffset]))
