@@ -8,14 +8,15 @@ import (
 	"verbena/roce"
 )
 
-// answers holds the PSNs of the requests of an end that are answered with data. The value reports whether a response has been sent.
+// answers holds the PSNs of the requests of an end that are answered with data. The value reports whether a response
+// has been sent.
 type answers map[roce.PSN]bool
 
-// watch checks a packet of a reliable connection that leaves a host: an acknowledgement stands for no request that is answered with
-// data, unless its response has been sent before (IBA 9.7.5.1.2).
+// watch checks a packet of a reliable connection that leaves a host. An acknowledgement must not cover a request that
+// is answered with data, unless its response has been sent before (IBA 9.7.5.1.2).
 func (w *world) watch(p *stepnet.Packet) {
 	k, err := roce.ParsePacket(p.Data)
-	if err != nil || !w.service.reliable() || w.travels() { // the shortcut's messages are not seen here
+	if err != nil || !w.service.reliable() || w.travels() { // messages on the shortcut do not pass here
 		return
 	}
 	psn, dest := k.BTH().PSN(), k.BTH().DestQPN()

@@ -6,40 +6,40 @@ import (
 	"verbena/ib"
 )
 
-// end is one queue pair with its consumer; with XRC, an initiator and a target.
+// end is a queue pair with its consumer. With XRC, it has an initiator and a target.
 type end struct {
 	w    *world
 	host *host
 	peer *end
-	qp   *ib.QP // which sends
-	rqp  *ib.QP // which receives: the same but with XRC
+	qp   *ib.QP // sends
+	rqp  *ib.QP // receives; differs from qp only with XRC
 	in   *inbox
 	ah   *ib.AH
 	mtu  int
 	path ib.MTU
-	psn  uint32 // first, of what it sends
+	psn  uint32 // first PSN of the send queue
 	attributes
 
 	requests []*request
-	messages int // among them
+	messages int // number of messages in requests
 	posted   int // requests[:posted]
 	done     int // requests[:done] are complete
 	leases   []*lease
-	last     int // receive that has completed
-	arrived  int // messages of the peer's that have been received
+	last     int // last completed receive
+	arrived  int // number of messages received from the peer
 
-	failed    bool // a work request of its own has failed
+	failed    bool // a work request of this end has failed
 	killed    bool // the consumer took it to ERR
 	refused   bool // a receive has failed
-	flushed   bool // something was flushed since the last look
+	flushed   bool // a request was flushed since the last poll
 	successes int
-	lasts     []uint32 // UC, UD: PSNs of the last packets of all messages sent
-	drains    int      // times that the send queue was drained, and an event is due
+	lasts     []uint32 // UC, UD: PSNs of the last packets of all sent messages
+	drains    int      // number of drains of the send queue; each causes an event
 	events    map[ib.EventType]int
 	answers   answers
 }
 
-// newPair plans two queue pairs that are connected, or for datagrams know each other.
+// newPair plans two queue pairs that are connected or, for datagrams, know the address of each other.
 func (w *world) newPair() {
 	r := w.rng
 	path := ib.MTU(1 + r.IntN(5))
@@ -69,7 +69,7 @@ func (w *world) newPair() {
 	w.ends = append(w.ends, pair[0], pair[1])
 }
 
-// create makes the queue pair.
+// create creates the queue pair.
 func (e *end) create() {
 	w := e.w
 	init := ib.QPInitAttr{
@@ -117,7 +117,7 @@ func (e *end) connect() {
 	}
 }
 
-// toPeer is the way to the peer's host.
+// toPeer returns the address vector of the peer's host.
 func (e *end) toPeer() ib.AHAttr {
 	gid, err := e.peer.host.dev.IB().QueryGID(1, 1)
 	e.w.check(err)
@@ -196,7 +196,7 @@ func (e *end) destroy() error {
 	return nil
 }
 
-// schedule plans when things are posted, and what else the consumer does.
+// schedule plans the times of posting, and the other actions of the consumer.
 func (e *end) schedule() {
 	w, r := e.w, e.w.rng
 	in := func(most time.Duration) time.Duration { return time.Duration(r.Int64N(int64(most))) }
@@ -225,14 +225,14 @@ func (e *end) schedule() {
 	}
 }
 
-// kill has the consumer give up the connection.
+// kill makes the consumer give up the connection.
 func (e *end) kill() {
 	e.w.note("qp %d is taken to ERR", e.qp.Num())
 	e.killed = true
 	e.toErr()
 }
 
-// drain stops the send queue, and starts it again when what was begun has ended.
+// drain drains the send queue, and restarts it after the end of the started requests.
 func (e *end) drain() {
 	if e.qp.State() != ib.QPRTS {
 		return
@@ -276,7 +276,7 @@ func (e *end) post(upTo int) {
 	}
 }
 
-// sges describes memory of the host in n pieces.
+// sges returns n scatter/gather elements for memory of the host.
 func (h *host) sges(s span, n int) (list []ib.SGE) {
 	at := uint64(iova + s.at)
 	left := s.n
@@ -288,7 +288,7 @@ func (h *host) sges(s span, n int) (list []ib.SGE) {
 	return list
 }
 
-// encode makes the work request.
+// encode encodes a request as a work request.
 func (e *end) encode(q *request) ib.SendWR {
 	wr := ib.SendWR{
 		ID: q.id, Opcode: q.op, Flags: q.flags, Imm: q.imm, RemoteAddr: uint64(iova + q.remote.at), RKey: e.peer.host.mr.RKey(),
@@ -330,7 +330,7 @@ func (e *end) encode(q *request) ib.SendWR {
 	return wr
 }
 
-// recover takes a queue pair whose send queue has failed back to RTS.
+// recover takes a queue pair from SQE back to RTS.
 func (e *end) recover() {
 	if e.qp.State() == ib.QPSQE {
 		e.w.note("qp %d goes from SQE to RTS", e.qp.Num())

@@ -6,12 +6,12 @@ import (
 	"verbena/ib"
 )
 
-// inbox is what receives are taken from: the receive queue of one end, or a shared one, of one end (XRC) or of all of
-// the host.
+// inbox is a queue of receives: the receive queue of one end, or a shared receive queue. With XRC, a shared queue can
+// belong to one end. Otherwise all ends of the host share it.
 type inbox struct {
 	host  *host
 	ends  []*end
-	srq   *ib.SRQ // nil: the queue pair's own
+	srq   *ib.SRQ // nil: the receive queue of the queue pair
 	depth int
 	late  bool // the receives are posted late
 
@@ -29,10 +29,10 @@ func (w *world) newInbox(h *host) *inbox {
 	return in
 }
 
-// shared reports whether several ends take from it.
+// shared reports whether several ends use the queue.
 func (in *inbox) shared() bool { return in == in.host.shares }
 
-// makeReceives chooses the receives for what the peers send.
+// makeReceives chooses the receives for the messages of the peers.
 func (in *inbox) makeReceives() {
 	w, most, head := in.host.w, 0, 0
 	if w.service == UD {
@@ -68,7 +68,7 @@ func (in *inbox) makeReceives() {
 	}
 }
 
-// create makes the queue, if it is not that of a queue pair.
+// create creates the queue, unless it belongs to a queue pair.
 func (in *inbox) create() {
 	w, h := in.host.w, in.host
 	if w.service != XRC && !in.shared() {
@@ -81,11 +81,11 @@ func (in *inbox) create() {
 	var err error
 	in.srq, err = h.pd.CreateSRQ(init)
 	w.check(err)
-	// Who is ahead of the others may take what was meant for them for a while.
+	// An end that is ahead of the others can take their receives for a while.
 	in.late = in.late || len(in.receives) > in.depth
 }
 
-// schedule plans when the receives are posted.
+// schedule plans the times at which the receives are posted.
 func (in *inbox) schedule() {
 	w, when, planned := in.host.w, time.Duration(0), 0
 	for planned < len(in.receives) {
@@ -99,8 +99,8 @@ func (in *inbox) schedule() {
 	}
 }
 
-// offer posts receives, as far as there is room. Where nothing has made room for long, nothing will: those that are left
-// are not needed.
+// offer posts receives, as far as there is room. If there has been no room for a long time, the remaining receives are
+// not needed.
 func (in *inbox) offer(upTo, tries int) {
 	w := in.host.w
 	post := in.ends[0].qp.PostRecv
@@ -132,8 +132,8 @@ func (in *inbox) offer(upTo, tries int) {
 	}
 }
 
-// completed checks that it may be this receive which completes at one of the ends: where the end is alone the next one,
-// otherwise one behind the last that it took.
+// completed checks the completion of a receive at one of the ends. The receive must be the next one if the queue is not
+// shared. Otherwise it must come after the last receive of this end.
 func (in *inbox) completed(e *end, v *receive) {
 	if v.n >= len(in.receives) || in.receives[v.n] != v || v.n >= in.offered || v.ended || v.n <= e.last ||
 		!in.shared() && v.n != in.complete {
@@ -143,8 +143,8 @@ func (in *inbox) completed(e *end, v *receive) {
 	in.complete++
 }
 
-// over checks, when all queue pairs have flushed what they had, what is left: of a queue pair's own nothing, and of a
-// shared one those that nobody has taken, which are the last.
+// over checks the remaining receives after all queue pairs have been flushed. In the queue of a queue pair there must
+// be none. In a shared queue, only the last receives may be unused.
 func (in *inbox) over() {
 	w := in.host.w
 	if in.srq == nil && in.complete != len(in.receives) {

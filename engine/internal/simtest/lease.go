@@ -5,26 +5,26 @@ import (
 	"verbena/umem"
 )
 
-// lease is memory of the peer's host that an end may write to by a key which a work request of the peer has made, and a
-// SEND with invalidate takes back.
+// lease is memory of the peer's host that an end can write with a key. A work request of the peer has made the key, and
+// a SEND with invalidate invalidates it.
 type lease struct {
 	span   span
-	used   int // bytes of it that requests have been given
+	used   int // number of bytes that requests use
 	key    uint32
-	window *ib.MW // of type 2, or
-	region *ib.MR // for work requests
+	window *ib.MW // type 2 window, or
+	region *ib.MR // region for fast registration
 	spent  *request
-	over   bool // it has been taken back, and the memory is used for something else
+	over   bool // the key was invalidated, and the memory is reused
 }
 
-// makeLeases lays out the memory.
+// makeLeases allocates the memory.
 func (e *end) makeLeases() {
 	for range e.w.rng.IntN(4) {
 		e.leases = append(e.leases, &lease{span: e.peer.host.alloc(1 + e.w.rng.IntN(5*e.mtu))})
 	}
 }
 
-// lease is one that has not been taken back, nil if there is none.
+// lease returns a lease that has not been invalidated, or nil if there is none.
 func (e *end) lease() *lease {
 	for _, l := range e.leases {
 		if l.spent == nil {
@@ -34,7 +34,7 @@ func (e *end) lease() *lease {
 	return nil
 }
 
-// spent is one that was taken back before a request, and was large enough for it.
+// spent returns a lease that was invalidated before a request and is large enough for it.
 func (e *end) spent(q *request) *lease {
 	for _, l := range e.leases {
 		if l.spent != nil && l.spent.n < q.n && l.span.n >= q.remote.n {
@@ -52,7 +52,7 @@ func (l *lease) take(n int) span {
 	return s
 }
 
-// lend makes the keys for the peer. A target of XRC has no send queue to bind a window with.
+// lend makes the keys for the peer. A target of XRC has no send queue, so it cannot bind a window.
 func (e *end) lend() {
 	w, h := e.w, e.host
 	const access = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
@@ -87,7 +87,7 @@ func (l *lease) free() error {
 	return l.region.Dereg()
 }
 
-// takeBack has the consumer, whom the peer's request has told so, use the memory for something else.
+// takeBack makes the consumer reuse the memory of a lease, after a request of the peer has invalidated it.
 func (e *end) takeBack(q *request) {
 	l := q.lease
 	for _, o := range e.peer.requests[:q.n] {

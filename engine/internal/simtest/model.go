@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// completed holds a completion against the model, and reports whether it was solicited.
+// completed checks a completion against the model, and reports whether it was solicited.
 func (w *world) completed(wc *ib.WC) (solicited bool) {
 	var e *end
 	for _, o := range w.ends {
@@ -46,7 +46,7 @@ func (e *end) sendCompleted(q *request, wc *ib.WC) {
 	if q.n >= len(e.requests) || e.requests[q.n] != q || q.n < e.done || q.n >= e.posted {
 		w.failf("qp %d: %v completes with %v, of %d posted %d are complete", e.qp.Num(), q, wc.Status, e.posted, e.done)
 	}
-	// Those before it that have no completion have succeeded.
+	// Earlier requests without a completion have succeeded.
 	for ; e.done < q.n; e.done++ {
 		e.succeeded(e.requests[e.done], false)
 	}
@@ -81,11 +81,11 @@ func (e *end) sendCompleted(q *request, wc *ib.WC) {
 	}
 }
 
-// allows reports whether a request may fail in this way.
+// allows reports whether a request may fail with this status.
 func (e *end) allows(q *request, s ib.WCStatus) bool {
 	w := e.w
 	if s == ib.WCWRFlushErr {
-		e.flushed = true // why, another completion may tell
+		e.flushed = true // another completion may show the reason
 		return true
 	}
 	switch {
@@ -109,12 +109,12 @@ func (e *end) allows(q *request, s ib.WCStatus) bool {
 	return false
 }
 
-// broken reports whether there is a reason for the queue pair to flush.
+// broken reports whether the queue pair has a reason to flush.
 func (e *end) broken() bool {
 	return e.w.final || e.failed || e.killed || e.refused || e.peer.wrong(badKey, badRange, spentKey)
 }
 
-// wrong reports whether a request with such a fault may have been sent.
+// wrong reports whether a request with one of these faults may have been sent.
 func (e *end) wrong(faults ...fault) bool {
 	for _, q := range e.requests[:e.posted] {
 		for _, f := range faults {
@@ -126,7 +126,7 @@ func (e *end) wrong(faults ...fault) bool {
 	return false
 }
 
-// succeeded checks that what a request was for has happened.
+// succeeded checks the effect of a successful request.
 func (e *end) succeeded(q *request, signaled bool) {
 	w := e.w
 	q.ended, q.success = true, true
@@ -148,12 +148,12 @@ func (e *end) succeeded(q *request, signaled bool) {
 	}
 }
 
-// effect checks the effect of a reliable request that has succeeded.
+// effect checks the effect of a successful reliable request.
 func (e *end) effect(q *request) {
 	w := e.w
 	there := e.peer.host
 	if w.travels() && q.completes() && e.peer.arrived <= q.message {
-		there.recvCQ.poll(w) // it has arrived in the same step
+		there.recvCQ.poll(w) // the message has arrived in the same step
 	}
 	switch {
 	case q.completes() && e.peer.arrived <= q.message:
@@ -176,7 +176,7 @@ func (e *end) effect(q *request) {
 	}
 }
 
-// atomicResult checks what an atomic found: the effects of all before it, and of no other.
+// atomicResult checks the result of an atomic: it includes the effects of all earlier atomics, and of no other.
 func (e *end) atomicResult(q *request, got uint64) {
 	if !q.word.shared {
 		if got != q.want {
@@ -220,7 +220,7 @@ func (e *end) receiveCompleted(v *receive, wc *ib.WC) bool {
 	}
 	q.arrived++
 	if w.service.reliable() {
-		// What was written before the message is there.
+		// The data of earlier WRITEs must be in memory.
 		for _, o := range e.peer.requests[:q.n] {
 			if o.writes() && !o.ended && !o.seen && !bytes.Equal(e.host.at(o.remote), o.data) {
 				w.failf("qp %d: message %d arrives before %v", e.qp.Num(), q.message, o)
@@ -235,10 +235,10 @@ func (e *end) receiveCompleted(v *receive, wc *ib.WC) bool {
 	return q.flags&ib.SendSolicited != 0
 }
 
-// message finds the request that a completion is of, nil if there is none that fits.
+// message returns the request that matches a completion, or nil if there is none.
 func (e *end) message(wc *ib.WC, mem []byte) *request {
 	for _, q := range e.peer.requests[:e.peer.posted] {
-		// Reliable: the next one. Otherwise any, as long as the network explains it.
+		// Reliable: only the next message. Otherwise any message that the network can have delivered.
 		if q.completes() && (!e.w.service.reliable() || q.message == e.arrived) && e.carries(q, wc, mem) && e.explained(q) {
 			return q
 		}
@@ -246,7 +246,7 @@ func (e *end) message(wc *ib.WC, mem []byte) *request {
 	return nil
 }
 
-// carries reports whether a receive shows exactly what a request sends.
+// carries reports whether a completed receive matches a request exactly.
 func (e *end) carries(q *request, wc *ib.WC, mem []byte) bool {
 	flags := wc.Flags
 	if q.op == ib.WRRDMAWriteWithImm {
@@ -272,7 +272,7 @@ func (e *end) carries(q *request, wc *ib.WC, mem []byte) bool {
 		int(wc.ByteLen) == len(q.data) && len(q.data) <= len(mem) && bytes.Equal(mem[:len(q.data)], q.data) && q.fault != badLocalKey
 }
 
-// headerFits checks the addresses in the header that precedes a datagram.
+// headerFits checks the addresses in the header before a datagram.
 func (e *end) headerFits(grh []byte) bool {
 	src, dst := e.peer.host.addr, e.host.addr
 	if src.Is4() {
@@ -283,7 +283,7 @@ func (e *end) headerFits(grh []byte) bool {
 	return grh[0]>>4 == 6 && bytes.Equal(grh[8:24], s[:]) && bytes.Equal(grh[24:40], d[:])
 }
 
-// explained reports whether an unreliable message may arrive now, once more.
+// explained reports whether an unreliable message may arrive now, possibly again.
 func (e *end) explained(q *request) bool {
 	w := e.w
 	if w.service.reliable() {
@@ -292,15 +292,15 @@ func (e *end) explained(q *request) bool {
 	if w.profile.keepsOrder() {
 		for _, o := range e.peer.requests[q.n:] {
 			if o.arrived > 0 {
-				return false // it, or a later one, was there before
+				return false // this message, or a later one, has already arrived
 			}
 		}
 	}
 	if w.travels() {
-		return true // packets that take the shortcut are not counted
+		return true // packets on the shortcut are not counted
 	}
 	sent := q.sent
-	if !q.ended { // nothing before it has failed
+	if !q.ended { // no earlier request has failed
 		sent = e.peer.successes + q.n - e.peer.done
 	}
 	return sent < len(e.peer.lasts) && q.arrived < w.copies[copyKey{e.host.addr, e.rqp.Num(), e.peer.lasts[sent]}]
@@ -325,7 +325,7 @@ func (e *end) receiveFailed(v *receive, wc *ib.WC) {
 	}
 }
 
-// quiet checks, when nothing is going to happen any more, that nothing waits.
+// quiet checks that no request is waiting, after the last event.
 func (e *end) quiet() {
 	w := e.w
 	for _, qp := range e.qps() {
@@ -349,7 +349,7 @@ func (e *end) quiet() {
 	}
 }
 
-// disturbed reports whether something was planned that keeps requests from succeeding.
+// disturbed reports whether the schedule has a fault that keeps requests from succeeding.
 func (e *end) disturbed() bool {
 	if e.killed {
 		return true
@@ -362,7 +362,7 @@ func (e *end) disturbed() bool {
 	return false
 }
 
-// over checks, when the queue pair has flushed everything, what is left behind.
+// over checks the final state after the queue pair has been flushed.
 func (e *end) over() {
 	w := e.w
 	for ; e.done < e.posted; e.done++ {
@@ -392,7 +392,7 @@ func (e *end) over() {
 	}
 }
 
-// keeps checks that nobody wrote to memory since its consumer uses it for something else.
+// keeps checks that memory was not written after its consumer reused it.
 func (e *end) keeps(h *host, s span, what string, n int) {
 	for i, b := range h.at(s) {
 		if b != givenBack {
@@ -401,7 +401,7 @@ func (e *end) keeps(h *host, s span, what string, n int) {
 	}
 }
 
-// overWrite checks what an RDMA WRITE left behind.
+// overWrite checks the final memory of an RDMA WRITE.
 func (e *end) overWrite(q *request) {
 	if !q.writes() {
 		return
@@ -438,7 +438,7 @@ func (e *end) happened(q *request) bool {
 	return false
 }
 
-// complete reports whether a request may have been executed whole.
+// complete reports whether a request may have been executed completely.
 func (e *end) complete(q *request) bool {
 	switch {
 	case q.success, q.seen:

@@ -13,8 +13,9 @@ import (
 
 var mutantsFlag = flag.Bool("mutants", false, "break the engine in every way of TestMutants (a minute or two)")
 
-// mutants are ways to break the engine, each of which the schedules of RC, or of the service that its name begins with,
-// must notice, or where it begins with the shortcut TestTravel: in file, from becomes to.
+// mutants are faults for the engine: in file, from is replaced by to. The schedules of a service must find each fault.
+// The name can begin with the service; the default is RC. TestTravel must find a fault whose name begins with
+// "shortcut".
 var mutants = []struct {
 	name           string
 	file, from, to string
@@ -107,7 +108,7 @@ var mutants = []struct {
 		"{ return int32((p-q)<<8) < 0 }", "{ return p < q }"},
 }
 
-// TestMutantsApply: each mutant has its one place in the engine as it is now.
+// TestMutantsApply: each mutant applies to exactly one place in the engine.
 func TestMutantsApply(t *testing.T) {
 	for _, m := range mutants {
 		source, err := os.ReadFile(filepath.Join("../..", m.file))
@@ -120,7 +121,7 @@ func TestMutantsApply(t *testing.T) {
 	}
 }
 
-// TestMutants breaks the engine in one place at a time, and has the schedules notice.
+// TestMutants breaks the engine in one place at a time, and checks that the schedules find the fault.
 func TestMutants(t *testing.T) {
 	if !*mutantsFlag {
 		t.Skip("make mutants")

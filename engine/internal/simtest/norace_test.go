@@ -5,7 +5,7 @@ package simtest_test
 // schedules is the default of -schedules.
 const schedules = 100
 
-// replays is how many schedules of each service TestReplay plays twice.
+// replays is the number of schedules of each service that TestReplay plays twice.
 const replays = 30
 
 // travels is the default of -travels.

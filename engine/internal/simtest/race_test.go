@@ -5,7 +5,7 @@ package simtest_test
 // schedules is the default of -schedules. A schedule runs on one goroutine: the race detector only makes it slower.
 const schedules = 20
 
-// replays is how many schedules of each service TestReplay plays twice.
+// replays is the number of schedules of each service that TestReplay plays twice.
 const replays = 8
 
 // travels is the default of -travels.

@@ -8,17 +8,17 @@ import (
 	"verbena/ib"
 )
 
-// profile is what the network does. Probabilities are per packet.
+// profile describes the behaviour of the network. Probabilities are per packet.
 type profile struct {
 	name                                           string
 	drop, duplicate, reorder, spike, corrupt, full float64
-	batch                                          float64 // that a packet arrives together with the one before
+	batch                                          float64 // probability of arrival together with the previous packet
 	latency                                        time.Duration
-	budget                                         int // packets that may be lost at all; -1: any number
+	budget                                         int // largest number of lost packets; -1: no limit
 	outages                                        []outage
 }
 
-// outage is a time in which the network carries nothing.
+// outage is a time without any delivery.
 type outage struct{ from, to time.Duration }
 
 // keepsOrder reports whether packets arrive in order, each at most once.
@@ -29,7 +29,7 @@ func (p *profile) perfect() bool {
 	return p.keepsOrder() && p.drop == 0 && p.corrupt == 0 && len(p.outages) == 0
 }
 
-// makeProfile chooses a network.
+// makeProfile chooses the behaviour of a network.
 func makeProfile(r *rand.Rand) profile {
 	p := profile{latency: time.Duration(1+r.IntN(50)) * time.Microsecond, batch: []float64{0, 0.3, 0.9}[r.IntN(3)], budget: -1}
 	some := func(most float64) float64 { return most * r.Float64() * r.Float64() }
@@ -61,7 +61,7 @@ func makeProfile(r *rand.Rand) profile {
 	return p
 }
 
-// fewLosses is a number of losses that retry count 7 bears, wherever they strike.
+// fewLosses is a number of losses that a retry count of 7 always tolerates.
 const fewLosses = 7
 
 func (p *profile) String() string {
@@ -69,17 +69,17 @@ func (p *profile) String() string {
 		p.name, p.drop, p.duplicate, p.reorder, p.spike, p.corrupt, p.full, p.batch, p.latency, p.budget, p.outages)
 }
 
-// fault is what is wrong with a work request.
+// fault is a fault in a work request.
 type fault uint8
 
 const (
 	sound        fault = iota
-	badKey             // of the remote memory
-	badRange           // of the remote memory
-	badLocalKey        // of its own memory
+	badKey             // for the remote memory
+	badRange           // in the remote memory
+	badLocalKey        // for the local memory
 	shortReceive       // the receive for the message is too short
 	badReceive         // the receive for the message has a wrong key
-	spentKey           // of remote memory; a message before it has taken it back
+	spentKey           // for the remote memory; an earlier message has invalidated it
 )
 
 func (f fault) String() string {
@@ -89,9 +89,9 @@ func (f fault) String() string {
 // span is a range of a host's memory.
 type span struct{ at, n int }
 
-// request is a send work request and what became of it.
+// request is a send work request with its result.
 type request struct {
-	n       int // place in the order of posting of its queue pair
+	n       int // position in the order of posting of its queue pair
 	id      uint64
 	op      ib.WROpcode
 	flags   ib.SendFlags
@@ -99,24 +99,24 @@ type request struct {
 	fault   fault
 	local   span
 	remote  span
-	data    []byte // what it carries, or has to bring
-	reread  bool   // a later request reads what it wrote: the memory is not given back
-	split   int    // gather elements
-	message int    // place among those that complete a receive; -1: it does not
-	lease   *lease // whose key it uses, or takes back
+	data    []byte // sent data, or expected data of a READ
+	reread  bool   // a later request reads the written memory, which is therefore not given back
+	split   int    // number of gather elements
+	message int    // position among the messages that complete a receive; -1: none
+	lease   *lease // the lease whose key it uses or invalidates
 	level   ib.FlushLevel
 
-	word                   *word // of atomics
-	bit                    uint  // that a fetch-and-add sets
+	word                   *word // target of an atomic
+	bit                    uint  // bit set by a fetch-and-add
 	compare, swap, want    uint64
 	posted, ended, success bool
 	status                 ib.WCStatus
-	sent                   int  // place among those that have succeeded
-	arrived                int  // how often
-	seen                   bool // what it wrote is known to have been there, and is not any more
+	sent                   int  // position among the successful requests
+	arrived                int  // number of arrivals
+	seen                   bool // the written data were seen, and have been overwritten
 }
 
-// completes reports whether it completes a receive.
+// completes reports whether the request completes a receive.
 func (q *request) completes() bool {
 	return q.op == ib.WRSend || q.op == ib.WRSendWithImm || q.op == ib.WRSendWithInv || q.op == ib.WRRDMAWriteWithImm
 }
@@ -133,12 +133,12 @@ func (q *request) String() string {
 	return fmt.Sprintf("request %d (opcode %d, %d bytes, flags %d, %v)", q.n, q.op, len(q.data), q.flags, q.fault)
 }
 
-// word is memory that atomics work on.
+// word is the target of atomics.
 type word struct {
 	at     int    // in the peer's memory
-	value  uint64 // of a word of one queue pair: after all requests so far
-	bits   uint   // that fetch-and-adds have been given
-	shared bool   // among the queue pairs
+	value  uint64 // not shared: value after all requests so far
+	bits   uint   // number of bits used by fetch-and-adds
+	shared bool   // used by several queue pairs
 }
 
 // receive is a receive work request.
@@ -150,7 +150,7 @@ type receive struct {
 	ended bool
 }
 
-// attributes are those of one queue pair.
+// attributes are the attributes of a queue pair.
 type attributes struct {
 	timeout, retry, rnrRetry, rnrTimer uint8
 	reads                              uint8
@@ -187,7 +187,7 @@ func sizeOf(r *rand.Rand, mtu int) int {
 	return r.IntN(3 * mtu)
 }
 
-// makeRequests chooses what one end is going to post; the memory is laid out on the way.
+// makeRequests chooses the requests of an end, and allocates their memory.
 func (e *end) makeRequests(n int) {
 	w, r := e.w, e.w.rng
 	var ops []ib.WROpcode
@@ -204,7 +204,7 @@ func (e *end) makeRequests(n int) {
 	cas := &word{at: e.peer.host.alloc(8).at, value: r.Uint64()}
 	e.peer.host.put(cas.at, cas.value)
 	faa := e.newWord()
-	var reads []*request // of memory that nobody else uses, which may be written behind a fence
+	var reads []*request // reads of memory that a later fenced request may write
 	for i := range n {
 		q := &request{n: i, id: uint64(r.Uint32())<<16 | uint64(i)<<1, op: ops[r.IntN(len(ops))], imm: r.Uint32(), message: -1, split: 1 + r.IntN(3)}
 		if r.IntN(2) == 0 {
@@ -236,7 +236,7 @@ func (e *end) makeRequests(n int) {
 			e.messages++
 		}
 		if !w.service.reliable() && size < 8 && q.op == ib.WRSend {
-			q.flags &^= ib.SendSolicited // which of several alike arrived nobody can tell
+			q.flags &^= ib.SendSolicited // similar messages cannot be told apart on arrival
 		}
 		if (q.op == ib.WRSend || q.op == ib.WRSendWithInv || q.op == ib.WRRDMAWrite || q.op == ib.WRRDMAWriteWithImm) && size <= maxInline && r.IntN(2) == 0 {
 			q.flags |= ib.SendInline
@@ -295,7 +295,7 @@ func (e *end) makeRequests(n int) {
 				if q.lease != nil {
 					q.remote = l.take(size)
 				} else if k := len(reads) - 1; k >= 0 && r.IntN(2) == 0 {
-					// Over what a READ before it reads: the fence keeps the two apart.
+					// The WRITE overwrites memory that an earlier READ reads. The fence separates them.
 					q.remote, q.flags = span{reads[k].remote.at, min(size, reads[k].remote.n)}, q.flags|ib.SendFence
 					q.local.n, q.data = q.remote.n, q.data[:q.remote.n]
 					reads = reads[:k]
@@ -308,17 +308,17 @@ func (e *end) makeRequests(n int) {
 	}
 }
 
-// longest is more than one train holds.
+// longest is longer than the longest train.
 const longest = 320_000
 
-// newWord makes a word for the fetch-and-adds of one queue pair.
+// newWord allocates a word for the fetch-and-adds of one queue pair.
 func (e *end) newWord() *word {
 	v := &word{at: e.peer.host.alloc(8).at}
 	e.peer.host.put(v.at, 0)
 	return v
 }
 
-// written finds a WRITE that a READ may check.
+// written returns a WRITE that a READ can check, or nil.
 func (e *end) written() *request {
 	for i := len(e.requests) - 1; i >= 0; i-- {
 		if q := e.requests[i]; q.writes() && q.remote.n > 0 && q.lease == nil {
@@ -328,13 +328,13 @@ func (e *end) written() *request {
 	return nil
 }
 
-// breakOne makes one work request, or the receive of one, wrong.
+// breakOne puts a fault into one work request or its receive.
 func (e *end) breakOne() {
 	r := e.w.rng
 	q := e.requests[r.IntN(len(e.requests))]
 	can := []fault{}
 	if e.w.travels() && len(q.data) > 32<<10 {
-		return // how much of it is sent before memory fails depends on the way
+		return // the number of sent packets before the fault depends on the path
 	}
 	if q.local.n > 0 && q.flags&ib.SendInline == 0 && q.op != ib.WRRDMARead && !q.atomic() {
 		can = append(can, badLocalKey)

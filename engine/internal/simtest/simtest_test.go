@@ -18,17 +18,17 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "play the schedule of this seed only, and print what happens with -v")
+	seedFlag  = flag.Uint64("seed", 0, "play only the schedule of this seed, and print its log with -v")
 	countFlag = flag.Int("schedules", schedules, "number of schedules per service type")
 	firstFlag = flag.Uint64("first", 1, "seed of the first of them")
 )
 
 var services = []simtest.Service{simtest.RC, simtest.UC, simtest.UD, simtest.XRC}
 
-// maxLog is how much of the log of a schedule that fails is printed, in bytes.
+// maxLog is the largest number of bytes of the log of a failed schedule to print.
 const maxLog = 32 << 10
 
-// few returns n, or with -short a tenth of it: a schedule takes milliseconds, and make unit plays all.
+// few returns n, or a tenth of it with -short. A schedule takes milliseconds, and make unit plays all of them.
 func few(n int) int {
 	if testing.Short() {
 		n = max(1, n/10)
@@ -36,8 +36,8 @@ func few(n int) int {
 	return n
 }
 
-// play plays a schedule in a bubble, where the midlayer's timers, which look for threads that are late, run on virtual time as
-// well: a busy machine must not change what happens.
+// play plays a schedule in a bubble. There, the midlayer's timers, which detect late threads, run on virtual time. Thus
+// a busy machine cannot change the result.
 func play(t *testing.T, s simtest.Service, seed uint64, log io.Writer) (rep simtest.Report, err error) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) { rep, err = simtest.Run(s, seed, log) })
@@ -79,13 +79,13 @@ func TestSchedules(t *testing.T) {
 				}
 			}
 			t.Logf("%d schedules, %d packets, %d of them lost", count, packets, lost)
-			t.Logf("traces: %016x", traces.Sum64()) // equal before and after a change that is to change nothing
+			t.Logf("traces: %016x", traces.Sum64()) // must not change if the behaviour does not change
 			t.Logf("networks: %v", networks)
 			for _, k := range slices.Sorted(maps.Keys(statuses)) {
 				t.Logf("%6d work requests: %v", statuses[k], k)
 			}
 			t.Logf("counters: %v", stats)
-			// A checker that nothing happens to checks nothing.
+			// Without these events, the schedules would test very little.
 			if count >= 100 {
 				for k, n := range map[string]uint64{"lost packets": uint64(lost), "successes": uint64(statuses[ib.WCSuccess]), "flushes": uint64(statuses[ib.WCWRFlushErr])} {
 					if n == 0 {
@@ -104,7 +104,7 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// TestReplay: one seed is one run.
+// TestReplay: a seed gives the same run each time.
 func TestReplay(t *testing.T) {
 	for _, s := range services {
 		traces := map[uint64]bool{}

@@ -15,33 +15,34 @@ import (
 	"verbena/ib"
 )
 
-// Way is how messages travel between the two hosts.
+// Way is the path of messages between the two hosts.
 type Way uint8
 
-// The ways. Of the first the devices know nothing of each other.
+// The ways. With Network, the devices belong to no common Fabric.
 const (
 	Network  Way = iota
-	Packets      // by the network, though both devices are of one Fabric
+	Packets      // by the network, although both devices are in one Fabric
 	Messages     // by the shortcut
-	Changing     // now this, now that
+	Changing     // random changes between Packets and Messages
 )
 
 func (y Way) String() string { return [...]string{"network", "packets", "messages", "changing"}[y] }
 
-// Outcome is what the consumers of a schedule have seen, and what it has left behind: all that must not depend on the way.
+// Outcome holds the results of a schedule that must not depend on the way: the completions for the consumers, and the
+// final state.
 type Outcome struct {
-	Completions [2][2][]string // of each end: of requests, of receives, in order
+	Completions [2][2][]string // by end; of requests and of receives, in order
 	Events      [2]map[ib.EventType]int
 	Counters    [2]map[string]uint64
-	QPs         [2][]string // their states and PSNs before everything is taken to ERR
+	QPs         [2][]string // states and PSNs, before the queue pairs are taken to ERR
 	Memory      [2]uint64   // hashes
 
-	Short, Sent int // packets that have taken the shortcut, and all
+	Short, Sent int // number of packets on the shortcut, and of all packets
 }
 
-// Travel plays the schedule of a seed on a network that does nothing wrong, between one pair of queue pairs whose messages take a way.
-// The schedule is one whose outcome does not depend on times: there is a receive for each message from the beginning, and
-// an end that has something wrong posts when the other has nothing left to do. It is to be called in a bubble.
+// Travel plays the schedule of a seed on a perfect network, between one pair of queue pairs. All messages take the
+// given way. The outcome of the schedule does not depend on times: each message has a receive from the beginning, and
+// an end with a fault posts only after the other end has finished. Travel must be called in a bubble.
 func Travel(s Service, seed uint64, way Way, log io.Writer) (out Outcome, err error) {
 	w := newWorld(s, seed, log)
 	w.way, w.ways, w.out = way, rand.New(rand.NewPCG(seed, 1<<32)), &out
@@ -64,7 +65,7 @@ func Travel(s Service, seed uint64, way Way, log io.Writer) (out Outcome, err er
 	if out.Short != out.Sent-w.net.Sent {
 		w.failf("%d packets were sent, %d of them by the shortcut, but %d by the network", out.Sent, out.Short, w.net.Sent)
 	}
-	synctest.Wait() // for the goroutines that have looked at the queue pairs: they still run them
+	synctest.Wait() // for goroutines that still run queue pairs after the queries
 	w.finish()
 	for i, e := range w.ends {
 		out.Events[i] = e.events
@@ -75,8 +76,8 @@ func Travel(s Service, seed uint64, way Way, log io.Writer) (out Outcome, err er
 	return out, nil
 }
 
-// ofQP is what of the state of a queue pair does not depend on the way. How far a sender is ahead of the failure of one of
-// its requests does, and so what its peer still drops.
+// ofQP returns the part of the state of a queue pair that does not depend on the way. The progress of a sender at the
+// failure of a request depends on the way. Therefore the number of packets that its peer drops also does.
 func (e *end) ofQP(s *engine.QPStatus) string {
 	if e.disturbed() || e.peer.disturbed() {
 		return fmt.Sprint(s.Type, " ", s.State, " expects ", s.ExpectedPSN)
@@ -84,9 +85,9 @@ func (e *end) ofQP(s *engine.QPStatus) string {
 	return fmt.Sprint(s.Type, " ", s.State, " expects ", s.ExpectedPSN, ", next ", s.NextPSN, ", unacknowledged ", s.Unacknowledged, ", in flight ", s.InFlight)
 }
 
-// ofCounters is what of the counters does not depend on the way. How many acknowledgements there are does: one may stand for many
-// (IBA 9.7.5.1.2), and so the number of packets of a reliable service. Where the way changes while packets are on the slower one,
-// those that come later overtake them, and are asked for again.
+// ofCounters returns the counters that do not depend on the way. The number of acknowledgements depends on the way,
+// since one can cover several requests (IBA 9.7.5.1.2). Therefore the number of packets of a reliable service also
+// does. If the way changes while packets are on the slower path, later packets overtake them, and are requested again.
 func (e *end) ofCounters(all map[string]uint64) map[string]uint64 {
 	w, left := e.w, maps.Clone(all)
 	maps.DeleteFunc(left, func(name string, n uint64) bool {
@@ -96,7 +97,7 @@ func (e *end) ofCounters(all map[string]uint64) map[string]uint64 {
 		case "sent_shortcut_pkts":
 			return true
 		case "drop_stale_response", "ack_deferred":
-			return true // an acknowledgement of what a response to a READ has acknowledged, too
+			return true // includes acknowledgements of requests that a READ response has already acknowledged
 		case "duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "drop_after_gap", "drop_forgotten_duplicate":
 			return n == 0 || w.overtakes() || e.disturbed() || e.peer.disturbed()
 		case "drop_wrong_state":
@@ -107,13 +108,14 @@ func (e *end) ofCounters(all map[string]uint64) map[string]uint64 {
 	return left
 }
 
-// overtakes reports whether packets may overtake others as the way changes. Not where a request fails: a NAK that overtakes a
-// response is taken for the loss of that (IBA 9.7.5.2.1), and when the request is repeated its responder, which is in error, is silent.
+// overtakes reports whether packets may overtake others when the way changes. They may not if a request fails. A NAK
+// that overtakes a response counts as the loss of the response (IBA 9.7.5.2.1). The request is then repeated, and its
+// responder, which is in the error state, does not answer.
 func (w *world) overtakes() bool {
 	return w.service.reliable() && w.ways != nil && w.profile.batch > 0 && !slices.ContainsFunc(w.ends, (*end).disturbed)
 }
 
-// turn changes the way now and then.
+// turn changes the way at random.
 func (w *world) turn() {
 	if w.way != Changing || w.ways.IntN(2) > 0 {
 		return
@@ -121,7 +123,7 @@ func (w *world) turn() {
 	if !w.overtakes() {
 		for _, at := range w.last {
 			if w.now() <= at {
-				return // packets are on their way
+				return // packets are in flight
 			}
 		}
 	}
@@ -131,7 +133,7 @@ func (w *world) turn() {
 	}
 }
 
-// seen notes a completion for the outcome. mem is the memory of a receive.
+// seen records a completion for the outcome. mem is the memory of a receive.
 func (w *world) seen(e *end, wc *ib.WC, receive bool, mem []byte) {
 	if w.out == nil {
 		return
@@ -150,8 +152,8 @@ func (w *world) seen(e *end, wc *ib.WC, receive bool, mem []byte) {
 	w.out.Completions[i][k] = append(w.out.Completions[i][k], text)
 }
 
-// travels reports whether the schedule is one of Travel.
+// travels reports whether Travel plays the schedule.
 func (w *world) travels() bool { return w.out != nil }
 
-// lull is a time in which everything that one end posts is done.
+// lull is a time in which all posted requests of one end complete.
 const lull = 300 * time.Millisecond

@@ -20,8 +20,8 @@ func travel(t *testing.T, s simtest.Service, seed uint64, way simtest.Way, log i
 	return out, err
 }
 
-// TestTravel: what consumers see, and what is left behind, does not depend on whether messages take the shortcut, travel as packets,
-// or now this and now that.
+// TestTravel: the results for consumers and the final state do not depend on the path of the messages: the shortcut,
+// the network, or a changing path.
 func TestTravel(t *testing.T) {
 	for _, s := range services {
 		t.Run(s.String(), func(t *testing.T) {

@@ -36,19 +36,19 @@ func (s Service) String() string { return [...]string{"RC", "UC", "UD", "XRC"}[s
 
 func (s Service) reliable() bool { return s == RC || s == XRC }
 
-// Report is what a schedule came to.
+// Report holds the results of a schedule.
 type Report struct {
 	Trace    uint64 // hash of all packets and completions with their times
 	Network  string
 	Packets  int
 	Lost     int
-	Statuses map[ib.WCStatus]int // of work requests
-	Stats    map[string]uint64   // counters of both devices together
+	Statuses map[ib.WCStatus]int // number of work requests by status
+	Stats    map[string]uint64   // sums of the counters of both devices
 	Virtual  time.Duration
 }
 
-// Run plays the schedule of a seed. The error is the first promise that was not kept. What happens is written to log,
-// if that is not nil, a line each.
+// Run plays the schedule of a seed. The error describes the first violated guarantee. If log is not nil, Run writes a
+// line to it for each action and event.
 func Run(s Service, seed uint64, log io.Writer) (rep Report, err error) {
 	w := newWorld(s, seed, log)
 	defer w.failed(seed, &err)
@@ -72,7 +72,7 @@ func newWorld(s Service, seed uint64, log io.Writer) *world {
 	}
 }
 
-// failed makes the error of a promise that was not kept. It must be deferred directly.
+// failed returns the error of a violated guarantee. It must be deferred directly.
 func (w *world) failed(seed uint64, err *error) {
 	if r := recover(); r != nil {
 		f, ok := r.(failure)
@@ -83,7 +83,7 @@ func (w *world) failed(seed uint64, err *error) {
 	}
 }
 
-// failure is a promise that was not kept.
+// failure describes a violated guarantee.
 type failure string
 
 func (w *world) failf(format string, args ...any) {
@@ -132,21 +132,21 @@ type world struct {
 	boxes []*inbox
 
 	byID     map[uint64]any  // *request or *receive
-	copies   map[copyKey]int // of a packet that the network delivers
+	copies   map[copyKey]int // number of copies of a packet that the network delivers
 	last     map[netip.Addr]time.Duration
 	lost     int
-	broken   string // the promise that a packet has broken, below a call of the engine; "": none
+	broken   string // guarantee that a packet violated during a call of the engine; "": none
 	statuses map[ib.WCStatus]int
-	final    bool // everything that was to happen has happened; the queue pairs are taken to ERR
+	final    bool // all planned events have happened; the queue pairs are taken to ERR
 
-	// Of a schedule of Travel.
+	// Only for Travel.
 	way    Way
 	ways   *rand.Rand
 	fabric *engine.Fabric
 	out    *Outcome
 }
 
-// copyKey names a packet: to which host, queue pair, and with which PSN.
+// copyKey identifies a packet by host and queue pair of the destination, and PSN.
 type copyKey struct {
 	dst      netip.Addr
 	qpn, psn uint32
@@ -159,18 +159,18 @@ type host struct {
 	addr   netip.Addr
 	pd     *ib.PD
 	xrcd   *ib.XRCD // XRC
-	shares *inbox   // of several ends; nil: each has its own
+	shares *inbox   // receive queue of all ends; nil: each end has its own
 	sendCQ *watched
 	recvCQ *watched // may be the same
 	arena  []byte
-	used   []bool // which bytes of arena belong to a work request
-	shared *word  // for the fetch-and-adds of all queue pairs
+	used   []bool // bytes of arena that belong to a work request
+	shared *word  // target of the fetch-and-adds of all queue pairs
 	mem    *umem.Local
-	base   uint64 // of arena in mem
+	base   uint64 // address of arena in mem
 	mr     *ib.MR
 }
 
-// watched is a completion queue and what its handler is expected to do.
+// watched is a completion queue with the actual and the expected calls of its handler.
 type watched struct {
 	cq       *ib.CQ
 	armed    ib.NotifyFlags
@@ -182,13 +182,13 @@ const (
 	iova      = 0x10_0000
 	guard     = 16
 	unused    = 0xa5 // fills memory that belongs to no work request
-	givenBack = 0xc3 // fills what a consumer uses for something else after a completion
+	givenBack = 0xc3 // fills memory that a consumer reuses after a completion
 	grhLen    = 40
 	maxInline = 64
 	qkey      = 0x01020304
 )
 
-// alloc lays out memory for a work request.
+// alloc allocates memory for a work request.
 func (h *host) alloc(n int) span {
 	at := (len(h.arena) + 7) &^ 7
 	for len(h.arena) < at+n+guard {
@@ -204,7 +204,7 @@ func (h *host) put(at int, v uint64) { binary.NativeEndian.PutUint64(h.arena[at:
 
 func (h *host) word(at int) uint64 { return binary.NativeEndian.Uint64(h.arena[at:]) }
 
-// giveBack has the consumer use memory for something else.
+// giveBack makes the consumer reuse memory.
 func (h *host) giveBack(s span) { fillWith(h.at(s), givenBack) }
 
 func fillWith(b []byte, v byte) {
@@ -213,7 +213,7 @@ func fillWith(b []byte, v byte) {
 	}
 }
 
-// bytes are random contents of a message.
+// bytes returns random contents of a message.
 func (w *world) bytes(n int) []byte {
 	b := make([]byte, n)
 	for i := 0; i < n; i += 8 {
@@ -226,7 +226,7 @@ func (w *world) bytes(n int) []byte {
 
 func (w *world) now() time.Duration { return w.clock.Now().Sub(w.start) }
 
-// note makes something part of the trace.
+// note adds a line to the log.
 //
 //verbena:allow nosleep a simulation has nobody who waits
 func (w *world) note(format string, args ...any) {
@@ -243,7 +243,7 @@ func (w *world) trace(v ...uint64) {
 	}
 }
 
-// build makes the devices, the queue pairs, and plans what is posted.
+// build creates the devices and queue pairs, and plans the work requests.
 func (w *world) build() {
 	w.start = time.Unix(1<<30, 0)
 	w.clock = clock.NewVirtual(w.start)
@@ -341,7 +341,7 @@ func (h *host) newCQ() *watched {
 	return q
 }
 
-// hostAccess are the rights to a host's memory.
+// hostAccess holds the access rights to the memory of a host.
 const hostAccess = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessFlushGlobal | ib.AccessMWBind
 
 func (h *host) register() {
@@ -353,7 +353,7 @@ func (h *host) register() {
 	h.w.check(err)
 }
 
-// route decides what becomes of a packet.
+// route decides the outcome of a packet.
 func (w *world) route(p *stepnet.Packet) {
 	r, f := w.rng, &w.profile
 	bth := roce.BTH(p.Data)
@@ -386,7 +386,7 @@ func (w *world) route(p *stepnet.Packet) {
 	}
 	if bit := r.IntN(8 * len(p.Data)); r.Float64() < f.corrupt {
 		p.Data[bit/8] ^= 1 << (bit % 8)
-		if bit/8 != 4 { // which the ICRC leaves out
+		if bit/8 != 4 { // the ICRC does not cover this byte
 			w.note("  damaged: psn %d", bth.PSN())
 			w.lost++
 			p.Arrive(f.latency)
@@ -410,11 +410,11 @@ func (w *world) route(p *stepnet.Packet) {
 	}
 }
 
-// mostSteps bounds a schedule: more is a livelock.
+// mostSteps limits the number of steps of a schedule. More steps are a livelock.
 const mostSteps = 500_000
 
-// alone does something, and has the callbacks that come due in it run on this thread before it returns: what a worker of
-// the midlayer runs, runs when the machine has the time.
+// alone calls f, and then runs the callbacks of f on this thread. Otherwise a worker of the midlayer would run them at
+// an unspecified time.
 func (w *world) alone(f func()) {
 	for _, h := range w.hosts {
 		h.dev.Handle().HoldCallbacks()
@@ -428,7 +428,7 @@ func (w *world) alone(f func()) {
 	}
 }
 
-// play lets everything happen that is going to.
+// play executes all pending events.
 func (w *world) play() {
 	more := true
 	for step := 0; more; step++ {
@@ -440,7 +440,7 @@ func (w *world) play() {
 	}
 }
 
-// poll takes what has completed, and arms the queues again.
+// poll processes the completions, and arms the queues again.
 func (w *world) poll() {
 	for _, h := range w.hosts {
 		h.sendCQ.poll(w)
@@ -489,7 +489,7 @@ func (q *watched) poll(w *world) {
 	}
 }
 
-// finish takes the queue pairs to ERR, and checks what is left.
+// finish takes the queue pairs to ERR, and checks the final state.
 func (w *world) finish() {
 	for _, e := range w.ends {
 		e.quiet()
