@@ -8,7 +8,7 @@ import (
 	"verbena/roce"
 )
 
-// oneSend sends a message of n packets and acknowledges it.
+// oneSend sends a message of several packets and acknowledges it.
 func oneSend(s *transport.Sender, now time.Time, length, packets int) {
 	s.Push(transport.Request{Kind: transport.Send, Length: length, Packets: packets})
 	last := s.Place().Add(packets - 1)
@@ -52,7 +52,7 @@ func newReceiver() *transport.Receiver {
 	return r
 }
 
-// oneReceive takes a message of n packets and acknowledges it.
+// oneReceive receives a message of several packets and acknowledges it.
 func oneReceive(r *transport.Receiver, length, packets int) {
 	for i := range packets {
 		a := transport.Arrival{Kind: transport.Send, Starts: i == 0, Ends: i == packets-1, Length: min(length, 4096)}
@@ -68,7 +68,7 @@ func oneReceive(r *transport.Receiver, length, packets int) {
 	r.AckSent()
 }
 
-// oneReply takes a READ and an atomic, answers them, and answers them again.
+// oneReply receives a READ and an atomic, answers them, and answers their repetitions.
 func oneReply(r *transport.Receiver) {
 	read := transport.Repeat{PSN: r.PSN(), Kind: transport.Read, Addr: 4096, Key: 1, Length: 10000}
 	r.Arrive(r.PSN())
@@ -98,7 +98,7 @@ func oneReply(r *transport.Receiver) {
 	}
 }
 
-// TestAllocs: nothing is allocated per message.
+// TestAllocs: a message allocates no memory.
 func TestAllocs(t *testing.T) {
 	now := epoch
 	s, r := newSender(), newReceiver()
@@ -112,7 +112,7 @@ func TestAllocs(t *testing.T) {
 		{"receive of 64 KiB", func() { oneReceive(r, 64<<10, 16) }},
 		{"replies", func() { oneReply(r) }},
 	} {
-		x.f() // grows
+		x.f() // makes the slices grow
 		if got := testing.AllocsPerRun(100, x.f); got != 0 {
 			t.Errorf("%s: got %v allocations, want 0", x.name, got)
 		}

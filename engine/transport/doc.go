@@ -1,13 +1,13 @@
-// Package transport holds the protocol of the connected and unconnected services of InfiniBand (IBA volume 1, chapter
-// 9) as values: a [Sender], which numbers requests, says which packet is to be sent next, and draws conclusions from
-// acknowledgements, responses and timeouts; and a [Receiver], which puts requests that arrive into their order, answers
-// duplicates, and says which acknowledgement or response is to be sent next. They are the rules of rxe_req.c,
-// rxe_comp.c and rxe_resp.c of Linux, and nothing else of those files.
+// Package transport implements the protocol of the connected and unconnected services of InfiniBand (IBA volume 1,
+// chapter 9) as values. A [Sender] numbers requests, selects the next packet to send, and processes acknowledgements,
+// responses and timeouts. A [Receiver] checks the order of arriving requests, answers duplicates, and selects the next
+// acknowledgement or response to send. They implement the protocol rules of rxe_req.c, rxe_comp.c and rxe_resp.c of
+// Linux, without the other parts of these files.
 //
-// Packet fields go in, results come out; time goes in where a wait begins or may have ended (Arm, Tick, Probe). The
-// package has no lock, clock, goroutine, memory region, ring or socket, and no callback: each method is a
-// function of the value and its arguments, does not sleep, and allocates nothing once the slices of a value have grown
-// to their size. A value is used by one thread at a time, which its owner sees to.
+// The inputs are packet fields, and times where a wait begins or may have ended (Arm, Tick, Probe). The package has no
+// lock, clock, goroutine, memory region, ring or socket, and no callback. Each method is a function of the value and
+// its arguments, and does not sleep. It allocates no memory once the slices of the value have reached their final size.
+// The owner must ensure that only one thread at a time uses a value.
 //
 // # One message
 //
@@ -15,24 +15,24 @@
 //
 //	Push      number a request, give it its PSNs
 //	Next      the packet to send now, or none
-//	Sent      it is on its way
+//	Sent      the packet is sent
 //	Advance   all packets up to here are built         Arrive     expected, duplicate, or after a gap
 //	              ------- packets ------->             Follows, Fits  sequence of opcodes, lengths
-//	                                                   Executed   the request has been carried out
-//	                                                   Answer     the same, for one with a response
-//	              <--- acknowledgement ---             Ack        the acknowledgement that is due
-//	Ack, Response  requests that are complete,  <---   Reply      the response that is due
+//	                                                   Executed   the request has been executed
+//	                                                   Answer     the same, for a request with a response
+//	              <--- acknowledgement ---             Ack        the pending acknowledgement
+//	Ack, Response  completed requests,          <---   Reply      the pending response
 //	               or a failure, or a retransmission
-//	Unarmed, Arm   begin to wait
-//	Deadline       when Tick must be called
+//	Unarmed, Arm   start of a wait
+//	Deadline       the time of the next Tick
 //
-// # Three rules run through all of it
+// # General rules
 //
-// PSNs are compared modulo 2^24 in a half circle (roce.PSN). Loss is repaired by going back: everything from the oldest
-// packet without an acknowledgement on is sent again (go-back-N), after a NAK, a gap among the responses, or a timeout.
-// A request that has been executed is not executed again: SEND and RDMA WRITE are acknowledged once more, an RDMA READ
-// is read once more, and of an atomic the result is remembered.
+// PSNs are compared modulo 2^24 in a half circle (roce.PSN). Lost packets are repaired by go-back-N: after a NAK, a gap
+// among the responses, or a timeout, the sender retransmits from the oldest unacknowledged packet on. The receiver
+// executes each request only once. A repeated SEND or RDMA WRITE is acknowledged again, a repeated RDMA READ reads the
+// memory again, and the result of an atomic is stored for repetitions.
 //
-// How many bytes may be in flight, and how long to wait, is a [Recovery]'s decision; [AIMD] is one, and [Unprobed] is another
-// one without its probes.
+// A [Recovery] determines the number of bytes in flight and the timeouts. [AIMD] is one. [Unprobed] wraps one and
+// disables its probes.
 package transport

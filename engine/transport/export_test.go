@@ -1,4 +1,4 @@
 package transport
 
-// SetNumber sets the number of the next request of a sender without any, as if so many had been before.
+// SetNumber sets the number of the next request of a sender without requests in flight.
 func (s *Sender) SetNumber(n uint32) { s.flight.head, s.flight.tail, s.at = n, n, n }

@@ -9,9 +9,8 @@ import (
 	"verbena/roce"
 )
 
-// TestLongMessages sends two messages of 2^23 packets, the most that one can have, with short ones behind them: more
-// packets together than there are PSNs. The sender is asked for any number of middle packets at once, some of which are
-// lost.
+// TestLongMessages sends two messages of 2^23 packets, the maximum, followed by short ones. Together they have more
+// packets than there are PSNs. The test calls NextMiddles with different limits, and loses some of the packets.
 func TestLongMessages(t *testing.T) {
 	for _, reliable := range []bool{true, false} {
 		x := newLongTransfer(t, reliable)
@@ -30,19 +29,19 @@ func TestLongMessages(t *testing.T) {
 	}
 }
 
-// longTransfer is a sender, and what its peer makes of the packets.
+// longTransfer is a sender with a model of its peer.
 type longTransfer struct {
 	*testing.T
 	r       *rand.Rand
 	s       transport.Sender
 	now     time.Time
-	lengths []int // of the messages
+	lengths []int // by message
 
-	completed int // messages, at the sender
+	completed int // completed messages at the sender
 
-	expected roce.PSN // by the peer
-	arrived  int      // messages, at the peer
-	bytes    int      // of the next one
+	expected roce.PSN // PSN expected by the peer
+	arrived  int      // completed messages at the peer
+	bytes    int      // received bytes of the next message
 	asked    bool     // an acknowledgement is due
 }
 
@@ -65,7 +64,7 @@ func newLongTransfer(t *testing.T, reliable bool) *longTransfer {
 
 func packetsOf(length int) int { return max(1, (length+longMTU-1)/longMTU) }
 
-// send sends what the window allows.
+// send sends packets until the window is full.
 func (x *longTransfer) send() {
 	for {
 		n, ok := x.s.Current()
@@ -90,7 +89,7 @@ func (x *longTransfer) send() {
 	}
 }
 
-// receive is the peer's part: it takes what it expects.
+// receive models the peer: it accepts only the expected packets.
 func (x *longTransfer) receive(p *transport.Packet) {
 	if p.PSN != x.expected {
 		return
@@ -105,8 +104,8 @@ func (x *longTransfer) receive(p *transport.Packet) {
 	x.asked = x.asked || p.AckReq
 }
 
-// answer gives the sender what the peer would send: an acknowledgement if it was asked for, or else a NAK if a packet is
-// missing. If neither is possible, as everything was lost, the sender times out.
+// answer passes the answer of the peer to the sender: an acknowledgement if one was requested, or a NAK if a packet is
+// missing. If neither is possible because all packets were lost, the sender times out.
 func (x *longTransfer) answer() {
 	var res transport.Result
 	switch last := x.expected.Add(-1); {

@@ -7,8 +7,8 @@ import (
 	"verbena/roce"
 )
 
-// TestLongestMessage: 2 GiB at the smallest path MTU are 2^23 packets, half of all PSNs. Wherever in such a message an
-// acknowledgement or a response comes, the sender knows which packet it is about.
+// TestLongestMessage: 2 GiB at the smallest path MTU are 2^23 packets, half of all PSNs. For an acknowledgement or a
+// response at any point of such a message, the sender identifies the right packet.
 func TestLongestMessage(t *testing.T) {
 	const size, mtu = 1 << 31, 256
 	const packets = size / mtu
@@ -25,7 +25,7 @@ func TestLongestMessage(t *testing.T) {
 						t.Fatalf("next PSN: got %#x, want %#x", s.next, first.Add(packets))
 					}
 					e := s.flight.at(s.flight.head)
-					// All but the last packet before the place have been acknowledged.
+					// All packets before the place are acknowledged, except the last one.
 					s.una, s.sent = first.Add(at-1), first.Add(at)
 					s.Rewind()
 					if s.pkt != at-1 {

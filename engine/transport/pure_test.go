@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestPure: the package is what doc.go says: it imports packet formats and little else, asks no clock, and has no lock,
-// goroutine, channel, or function to call back.
+// TestPure checks the statements of doc.go: the package imports packet formats and little else, reads no clock, and has
+// no lock, goroutine, channel, or callback.
 func TestPure(t *testing.T) {
 	fset := token.NewFileSet()
 	names, err := filepath.Glob("*.go")

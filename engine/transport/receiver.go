@@ -6,46 +6,46 @@ import (
 	"verbena/roce"
 )
 
-// Receiver is the responder of a queue pair, as far as the order of requests goes (IBA 9.7.4, 9.7.5.1, 9.8.2): which
-// packet is expected next, which acknowledgement or response is due, and which requests may come again. The owner
-// carries the requests out.
+// Receiver is the part of a responder that handles the order of requests (IBA 9.7.4, 9.7.5.1, 9.8.2): the next expected
+// packet, the pending acknowledgement or response, and the requests that can be repeated. The owner executes the
+// requests.
 //
-// Between messages a receiver of a reliable service expects a packet that starts one; within a message, one that goes
-// on:
+// Between messages, a receiver of a reliable service expects the first packet of a message. Within a message, it
+// expects a further packet:
 //
 //	between --first packet--> within --last packet--> between
 //	   |  ^                     |  ^
 //	   |  +---- only packet     |  +---- middle packet
 //	   v                        v
-//	silent: a NAK or RNR NAK has asked for the expected PSN; anything newer is dropped without another, until it comes
+//	silent: a NAK or RNR NAK has requested the expected PSN; newer packets are dropped without a NAK until it arrives
 type Receiver struct {
 	mtu   int
-	depth int // requests that are answered and may be outstanding (max_dest_rd_atomic)
+	depth int // largest number of outstanding requests with a response (max_dest_rd_atomic)
 
-	psn      roce.PSN // expected next
-	msn      uint32   // requests completed
+	psn      roce.PSN // next expected PSN
+	msn      uint32   // number of completed requests
 	silent   bool
 	dropping bool // unreliable: the rest of a message is dropped
-	kind     Kind // of the message in progress; None between messages
+	kind     Kind // kind of the message in progress; None between messages
 
-	write struct { // of an RDMA WRITE
+	write struct { // the RDMA WRITE in progress
 		addr        uint64
 		key         uint32
 		length, got int
 	}
 
 	ack     Ack
-	due     bool    // ack is to be sent once the replies before it have been
+	due     bool    // ack must be sent, after all earlier replies
 	replies []Reply // in progress, oldest first
-	past    []past  // the last requests with a response of their own, in case they come again
-	oldest  int     // in past, once it is full
+	past    []past  // the last requests with a response, for repetitions
+	oldest  int     // index of the oldest request in past, once past is full
 
-	missing   int // requests in past whose response was given up
-	forgets   bool
-	forgotten roce.PSN // of the newest request that was in past
+	missing   int      // number of requests in past whose response was dropped
+	forgets   bool     // forgotten is valid
+	forgotten roce.PSN // PSN of the newest request removed from past
 }
 
-// Ack is an acknowledgement. It acknowledges everything before it, so that one that is due replaces another.
+// Ack is an acknowledgement. It covers all earlier requests, so a new acknowledgement replaces a pending one.
 type Ack struct {
 	Syndrome roce.Syndrome
 	PSN      roce.PSN
@@ -57,41 +57,40 @@ func (a *Ack) acknowledges(psn roce.PSN) bool {
 	return psn.Less(a.PSN) || psn == a.PSN && a.Syndrome.IsACK()
 }
 
-// Reply is a response to a request that is answered, or the rest of one. FLUSH and ATOMIC WRITE are answered like a
-// READ of no length.
+// Reply is a pending response, or the rest of one. FLUSH and ATOMIC WRITE are answered like a READ of length 0.
 type Reply struct {
 	Kind   Kind
-	PSN    roce.PSN // of the next packet
+	PSN    roce.PSN // PSN of the next packet
 	MSN    uint32
-	Result uint64 // of an atomic
-	Domain any    // the owner's, as in Answer: where Key is looked up
-	Addr   uint64 // of the bytes that are next
+	Result uint64 // result of an atomic
+	Domain any    // from Answer: the protection domain of Key
+	Addr   uint64 // address of the next bytes
 	Key    uint32
-	Left   int  // bytes
-	first  bool // nothing of it has been sent yet
-	repeat bool // of an answer that was given before
+	Left   int  // remaining bytes
+	first  bool // no packet has been sent yet
+	repeat bool // the response was given before
 }
 
-// past is a request that a requester may repeat (struct resp_res).
+// past is a request that a requester can repeat (struct resp_res).
 type past struct {
 	Answer
 	psn     roce.PSN
 	msn     uint32
-	missing bool // its response was given up before all of it had been sent
+	missing bool // the response was dropped before all of it was sent
 }
 
-// Answer is a request that has been carried out and is answered with more than an acknowledgement.
+// Answer is an executed request with a response, in contrast to a request that is only acknowledged.
 type Answer struct {
 	Kind    Kind
-	Packets int // of the response
-	Domain  any // protection domain of a READ; handed back in Reply
+	Packets int // number of packets of the response
+	Domain  any // protection domain of a READ; copied to Reply
 	Addr    uint64
 	Key     uint32
 	Length  int
-	Result  uint64 // of an atomic: the value before it
+	Result  uint64 // value before an atomic
 }
 
-// reply is the response to all of it.
+// reply returns the complete response to the request.
 func (x *past) reply() Reply {
 	return Reply{
 		Kind: x.Kind, PSN: x.psn, MSN: x.msn, Result: x.Result, Domain: x.Domain, Addr: x.Addr, Key: x.Key, Left: x.Length,
@@ -99,42 +98,42 @@ func (x *past) reply() Reply {
 	}
 }
 
-// Reset forgets everything but the configuration (RESET state).
+// Reset discards all state except the configuration (RESET state).
 func (r *Receiver) Reset() {
 	*r = Receiver{mtu: r.mtu, depth: r.depth, replies: r.replies[:0], past: r.past[:0]}
 }
 
-// Begin sets the PSN that is expected first (INIT to RTR).
+// Begin sets the first expected PSN (INIT to RTR).
 func (r *Receiver) Begin(psn roce.PSN) { r.psn = psn }
 
 // SetMTU sets the path MTU, in bytes.
 func (r *Receiver) SetMTU(n int) { r.mtu = n }
 
-// SetDepth sets how many requests may be outstanding that are answered; those of the past are forgotten.
+// SetDepth sets the largest number of outstanding requests with a response, and discards the past ones.
 func (r *Receiver) SetDepth(n int) {
 	r.depth, r.past, r.oldest, r.missing, r.forgets = n, nil, 0, 0, false
 }
 
-// Len returns the number of responses that are due, and of past requests that are remembered.
+// Len returns the numbers of pending responses and of stored past requests.
 func (r *Receiver) Len() (replies, past int) { return len(r.replies), len(r.past) }
 
-// PSN returns the PSN that is expected next.
+// PSN returns the next expected PSN.
 func (r *Receiver) PSN() roce.PSN { return r.psn }
 
-// MSN returns the number of requests completed, modulo 2^24 once it is encoded.
+// MSN returns the number of completed requests. The packet holds it modulo 2^24.
 func (r *Receiver) MSN() uint32 { return r.msn }
 
-// Within returns the kind of the message in progress, None between messages.
+// Within returns the kind of the message in progress, or None between messages.
 func (r *Receiver) Within() Kind { return r.kind }
 
-// Order is where a request that arrives stands.
+// Order is the position of an arriving request relative to the expected one.
 type Order uint8
 
 const (
 	Expected  Order = iota
 	Duplicate       // see Receiver.Duplicate
-	Gap             // packets before it are missing, and a NAK is due
-	LaterGap        // the same, and the NAK has been given before: the packet is dropped
+	Gap             // earlier packets are missing: a NAK is due
+	LaterGap        // the same, but a NAK was sent before: the packet is dropped
 )
 
 // Arrive compares the PSN of a request of a reliable service with the expected one (IBA 9.7.4.1.1).
@@ -152,14 +151,14 @@ func (r *Receiver) Arrive(psn roce.PSN) Order {
 	return Expected
 }
 
-// Interrupts reports whether a packet of an unreliable connection costs the message in progress its end: there is a
-// gap, or another message starts.
+// Interrupts reports whether a packet of an unreliable connection interrupts the message in progress: there is a gap,
+// or another message starts.
 func (r *Receiver) Interrupts(psn roce.PSN, starts bool) bool {
 	return r.kind != None && (psn != r.psn || starts)
 }
 
-// ArriveUnreliable handles the PSN of a packet of an unreliable connection: a gap costs the message in progress, and
-// the next one begins anew (IBA 9.8.2). False: the packet is to be dropped.
+// ArriveUnreliable handles the PSN of a packet of an unreliable connection. A gap interrupts the message in progress,
+// and the next message starts anew (IBA 9.8.2). The caller must drop the packet if the result is false.
 func (r *Receiver) ArriveUnreliable(psn roce.PSN, starts bool) bool {
 	if psn != r.psn || starts {
 		r.kind, r.dropping, r.psn = None, !starts, psn
@@ -170,11 +169,11 @@ func (r *Receiver) ArriveUnreliable(psn roce.PSN, starts bool) bool {
 	return !r.dropping
 }
 
-// Abandon gives up the message in progress of an unreliable connection, at the packet with this PSN. Its rest will be
-// dropped.
+// Abandon gives up the message in progress of an unreliable connection, at the packet with this PSN. The rest of the
+// message will be dropped.
 func (r *Receiver) Abandon(psn roce.PSN) { r.kind, r.dropping, r.psn = None, true, psn.Next() }
 
-// AbandonRest gives up the message in progress after a packet whose PSN has been counted.
+// AbandonRest gives up the message in progress after a packet that has already been counted.
 func (r *Receiver) AbandonRest() { r.kind, r.dropping = None, true }
 
 // Arrival is the header of a request packet.
@@ -185,41 +184,41 @@ type Arrival struct {
 	Length int  // bytes of payload
 }
 
-// Follows reports whether the opcode of a packet with the expected PSN may follow the one before it (IBA 9.7.4.1.2).
-// One that may not is an invalid request.
+// Follows reports whether the opcode of a packet with the expected PSN may follow the previous one (IBA 9.7.4.1.2).
+// Otherwise the request is invalid.
 func (r *Receiver) Follows(a *Arrival) bool {
 	return a.Kind != None && a.Starts == (r.kind == None) && (a.Starts || a.Kind == r.kind)
 }
 
-// Fits reports whether a packet of a SEND or RDMA WRITE has a length that its place in the message allows (IBA
-// 9.7.4.1.6): all but the last have the path MTU. One that has not is an invalid request.
+// Fits reports whether the length of a packet of a SEND or RDMA WRITE is valid at its position in the message (IBA
+// 9.7.4.1.6): all packets but the last have the path MTU. Otherwise the request is invalid.
 func (r *Receiver) Fits(a *Arrival) bool {
 	return a.Length <= r.mtu && (a.Ends || a.Length == r.mtu) && (a.Starts || a.Length > 0)
 }
 
-// BeginWrite notes where an RDMA WRITE goes.
+// BeginWrite starts an RDMA WRITE to a range of memory.
 func (r *Receiver) BeginWrite(addr uint64, key uint32, length int) {
 	w := &r.write
 	w.addr, w.key, w.length, w.got = addr, key, length, 0
 }
 
-// WriteFits reports whether so many bytes more fit the length that the RDMA WRITE has announced, which a last packet
-// must fill (IBA 9.7.4.1.6).
+// WriteFits reports whether n more bytes fit the announced length of the RDMA WRITE. The last packet must fill this
+// length (IBA 9.7.4.1.6).
 func (r *Receiver) WriteFits(n int, ends bool) bool {
 	n += r.write.got
 	return n <= r.write.length && (!ends || n == r.write.length)
 }
 
-// Write returns where the next bytes of the RDMA WRITE go, and how many it has in all.
+// Write returns the address and the key for the next bytes of the RDMA WRITE, and its total length.
 func (r *Receiver) Write() (addr uint64, key uint32, length int) {
 	w := &r.write
 	return w.addr + uint64(w.got), w.key, w.length
 }
 
-// Wrote notes that bytes of the RDMA WRITE have been taken.
+// Wrote records that n bytes of the RDMA WRITE have been accepted.
 func (r *Receiver) Wrote(n int) { r.write.got += n }
 
-// Executed notes that a packet of a SEND or RDMA WRITE has been carried out. With acks an acknowledgement is due.
+// Executed records the execution of a packet of a SEND or RDMA WRITE. If acks is set, an acknowledgement is due.
 func (r *Receiver) Executed(a *Arrival, acks bool) {
 	r.kind = a.Kind
 	if a.Ends {
@@ -233,15 +232,14 @@ func (r *Receiver) Executed(a *Arrival, acks bool) {
 	r.psn = r.psn.Next()
 }
 
-// ExecutedAll notes the same of n middle packets with consecutive PSNs, the last of which asks for the acknowledgement.
+// ExecutedAll records the execution of n middle packets with consecutive PSNs. acks applies to the last of them.
 func (r *Receiver) ExecutedAll(a *Arrival, n int, acks bool) {
 	r.psn = r.psn.Add(n - 1)
 	r.Executed(a, acks)
 }
 
-// Admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A
-// repetition that still waits is given up for it, since the requester has had that answer before it came to ask for
-// more.
+// Admits reports whether one more request can be answered without exceeding the depth. For this, it drops a pending
+// repetition: the requester must have received that answer before, since it has sent another request.
 func (r *Receiver) Admits() bool {
 	if len(r.replies) < r.depth {
 		return true
@@ -253,8 +251,8 @@ func (r *Receiver) Admits() bool {
 	return i >= 0
 }
 
-// Answer notes that a request that is answered has been carried out, and has the response sent: now, and again if the
-// request comes again.
+// Answer records the execution of a request with a response. The response is due now, and again for each repetition of
+// the request.
 func (r *Receiver) Answer(a *Answer) {
 	r.msn++
 	x := past{Answer: *a, psn: r.psn, msn: r.msn}
@@ -272,7 +270,7 @@ func (r *Receiver) Answer(a *Answer) {
 	r.replies = append(r.replies, x.reply())
 }
 
-// Repeat is a duplicate request. Addr, Key and Length are those of a READ.
+// Repeat is a duplicate request. Addr, Key and Length are set for a READ.
 type Repeat struct {
 	PSN    roce.PSN
 	Kind   Kind
@@ -281,9 +279,9 @@ type Repeat struct {
 	Length int
 }
 
-// Duplicate handles a request that was executed before (IBA 9.7.5.1.1 to 9.7.5.1.5): SEND and RDMA WRITE are
-// acknowledged again, a READ is answered again from memory, also a part of it, and of an atomic the result is sent
-// again. It returns false for a request of which nothing is known any more, which is dropped.
+// Duplicate handles a repeated request (IBA 9.7.5.1.1 to 9.7.5.1.5). A SEND or RDMA WRITE is acknowledged again. A
+// READ, or a part of it, is read again from memory. The result of an atomic is sent again. Duplicate returns false for
+// a request that is no longer stored; the caller must drop it.
 func (r *Receiver) Duplicate(q *Repeat) bool {
 	if !q.Kind.Answered() {
 		if !r.due || r.ack.Syndrome.IsACK() {
@@ -292,7 +290,7 @@ func (r *Receiver) Duplicate(q *Repeat) bool {
 		return true
 	}
 	for i := range r.past {
-		// One of 2^24 PSNs ago may have the same PSN.
+		// Check the newest request first: an older one, 2^24 PSNs before, can have the same PSN.
 		x := r.recent(i)
 		at := q.PSN.Diff(x.psn)
 		if at < 0 || at >= x.Packets || x.Kind != q.Kind {
@@ -303,11 +301,11 @@ func (r *Receiver) Duplicate(q *Repeat) bool {
 		if x.Kind == Read {
 			off := at * r.mtu
 			if q.Key != x.Key || q.Addr != x.Addr+uint64(off) || q.Length > x.Length-off {
-				return true // not the same: it gets no answer
+				return true // differs from the original request: no answer
 			}
 			again.Addr, again.Left = q.Addr, q.Length
 		}
-		// Responses from here on that are still to be sent will be asked for again.
+		// The requester will also repeat the requests of later pending responses.
 		for n, y := range r.replies {
 			if !y.PSN.Less(q.PSN) {
 				r.giveUp(n)
@@ -324,12 +322,13 @@ func (r *Receiver) Duplicate(q *Repeat) bool {
 	return false
 }
 
-// recent returns the requests of the past, the newest first.
+// recent returns the i-th newest request in past.
 func (r *Receiver) recent(i int) *past { return &r.past[(r.oldest-1-i+2*len(r.past))%len(r.past)] }
 
-// acknowledgeable returns the newest PSN that may be acknowledged when the SEND or RDMA WRITE with a PSN has come again. The requester
-// may have lost the responses to the requests after it: an acknowledgement stands for none of them (IBA 9.7.5.1.2), unless the response
-// is still to be sent. A requester that has gone on to more requests than past holds has had the responses to those before.
+// acknowledgeable returns the newest PSN that an acknowledgement may have when a SEND or RDMA WRITE is repeated. The
+// requester may have lost the responses to later requests. An acknowledgement must not cover these requests (IBA
+// 9.7.5.1.2), unless their response is still pending. If the requester has sent more later requests than past holds, it
+// has received the responses to the earlier ones.
 func (r *Receiver) acknowledgeable(again roce.PSN) roce.PSN {
 	if r.forgets && again.Less(r.forgotten) && r.forgotten.Less(r.psn) {
 		return again
@@ -350,7 +349,7 @@ func (r *Receiver) acknowledgeable(again roce.PSN) roce.PSN {
 // has reports whether the response belongs to the request.
 func (x *past) has(y Reply) bool { return y.PSN.In(x.psn, x.Packets) }
 
-// giveUp gives up the replies from number n on, since the requester repeats these requests.
+// giveUp drops the replies from index n on, since the requester repeats these requests.
 func (r *Receiver) giveUp(n int) {
 	for i := range r.past {
 		x := &r.past[i]
@@ -362,7 +361,7 @@ func (r *Receiver) giveUp(n int) {
 	r.replies = r.replies[:n]
 }
 
-// found notes that a response to x is due, or that x is forgotten.
+// found records that a response to x is pending, or that x is forgotten.
 func (r *Receiver) found(x *past) {
 	if x.missing {
 		x.missing = false
@@ -370,7 +369,7 @@ func (r *Receiver) found(x *past) {
 	}
 }
 
-// unanswered returns the PSN of the oldest request before a PSN of which the response was given up.
+// unanswered returns the PSN of the oldest request before a given PSN with a dropped response.
 func (r *Receiver) unanswered(before roce.PSN) (first roce.PSN, found bool) {
 	if r.missing == 0 {
 		return 0, false
@@ -383,14 +382,14 @@ func (r *Receiver) unanswered(before roce.PSN) (first roce.PSN, found bool) {
 	return first, found
 }
 
-// Acknowledge makes an acknowledgement due, positive or negative, after the replies that are due before it.
+// Acknowledge makes a positive or negative acknowledgement due, after all earlier replies.
 func (r *Receiver) Acknowledge(s roce.Syndrome, psn roce.PSN) {
 	r.ack, r.due = Ack{Syndrome: s, PSN: psn}, true
 }
 
-// Refuse makes a NAK due for the request with a PSN. The responses to requests after it, which were accepted before it
-// was known to fail, are given up: each would acknowledge it. Responses to requests before it that were given up are
-// due again, because the NAK acknowledges these requests, and no repetition of them is answered later.
+// Refuse makes a NAK due for the request with a PSN. It drops the pending responses to later requests, since each of
+// these responses would acknowledge the refused request. Dropped responses to earlier requests become due again: the
+// NAK acknowledges these requests, and later repetitions of them are not answered.
 func (r *Receiver) Refuse(s roce.Syndrome, psn roce.PSN) {
 	r.replies = slices.DeleteFunc(r.replies, func(y Reply) bool { return !y.PSN.Less(psn) })
 	for first, found := r.unanswered(psn); found; first, found = r.unanswered(psn) {
@@ -402,15 +401,15 @@ func (r *Receiver) Refuse(s roce.Syndrome, psn roce.PSN) {
 	r.Acknowledge(s, psn)
 }
 
-// NotReady answers the packet with the expected PSN, which found no receive (IBA 9.7.5.2.8).
+// NotReady answers the expected packet if there is no receive for it (IBA 9.7.5.2.8).
 func (r *Receiver) NotReady(t roce.RNRTimer) {
 	r.Acknowledge(roce.RNRNAK(t), r.psn)
 	r.silent = true
 }
 
-// Ack returns the acknowledgement that is due. It acknowledges no request if the response to the request was given up
-// (IBA 9.7.5.1.2): an ACK is not due until the requester has repeated that request, and a NAK that would ask for a
-// later PSN asks for that request.
+// Ack returns the pending acknowledgement. It must not acknowledge a request with a dropped response (IBA 9.7.5.1.2).
+// Therefore an ACK is not due until the requester has repeated this request, and a NAK for a later PSN requests this
+// PSN instead.
 func (r *Receiver) Ack() (a Ack, due bool) {
 	if !r.due {
 		return r.ack, false
@@ -427,11 +426,10 @@ func (r *Receiver) Ack() (a Ack, due bool) {
 	return r.ack, true
 }
 
-// AckSent notes that it has been sent.
+// AckSent records that the acknowledgement has been sent.
 func (r *Receiver) AckSent() { r.due = false }
 
-// Reply returns the oldest response that is due, nil if there is none. It stays valid until the next call of another
-// method.
+// Reply returns the oldest pending response, or nil. It is valid until the next call of another method.
 func (r *Receiver) Reply() *Reply {
 	if len(r.replies) == 0 {
 		return nil
@@ -439,7 +437,7 @@ func (r *Receiver) Reply() *Reply {
 	return &r.replies[0]
 }
 
-// Packet returns the operation of the next packet of the response, and how many bytes it carries.
+// Packet returns the operation and the number of bytes of the next packet of the response.
 func (y *Reply) Packet(mtu int) (op roce.Operation, n int) {
 	n = min(mtu, y.Left)
 	switch last := n == y.Left; {
@@ -455,7 +453,7 @@ func (y *Reply) Packet(mtu int) (op roce.Operation, n int) {
 	return roce.RDMAReadResponseMiddle, n
 }
 
-// Middles returns how many of the next packets of the response are middle ones, and so have mtu bytes each, at most most.
+// Middles returns the number of middle packets, of mtu bytes each, that come next in the response; at most most.
 func (y *Reply) Middles(mtu, most int) int {
 	if y.Kind == Atomic || y.first {
 		return 0
@@ -463,21 +461,21 @@ func (y *Reply) Middles(mtu, most int) int {
 	return min(most, (y.Left-1)/mtu)
 }
 
-// Sent notes that the next packets of the response, with n bytes together, are going to be sent.
+// Sent records the sending of the next packets of the response, with n bytes in total.
 func (y *Reply) Sent(packets, n int) {
 	y.PSN, y.first = y.PSN.Add(packets), false
 	y.Addr += uint64(n)
 	y.Left -= n
 }
 
-// Repeats reports whether the response was given before, and the request has come again.
+// Repeats reports whether the response was given before, and its request was repeated.
 func (y *Reply) Repeats() bool { return y.repeat }
 
-// Replied takes out the oldest response, all of which has been sent.
+// Replied removes the oldest response after all of it has been sent.
 func (r *Receiver) Replied() { r.replies = r.replies[:copy(r.replies, r.replies[1:])] }
 
-// DropReplies gives up all pending responses. It also withdraws the pending acknowledgement if that acknowledges one of
-// their requests (IBA 9.7.5.1.2).
+// DropReplies drops all pending responses. If the pending acknowledgement covers one of their requests, it drops the
+// acknowledgement too (IBA 9.7.5.1.2).
 func (r *Receiver) DropReplies() {
 	_, found := r.unanswered(r.ack.PSN)
 	if found || len(r.replies) > 0 && r.ack.acknowledges(r.replies[0].PSN) {
@@ -486,6 +484,6 @@ func (r *Receiver) DropReplies() {
 	r.replies = r.replies[:0]
 }
 
-// Abort forgets the message in progress and what may be repeated, and keeps the acknowledgement that is due: the queue
-// pair is in the error state.
+// Abort discards the message in progress and the stored requests when the queue pair enters the error state. The
+// pending acknowledgement stays.
 func (r *Receiver) Abort() { r.past, r.oldest, r.missing, r.kind = r.past[:0], 0, 0, None }

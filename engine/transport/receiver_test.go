@@ -12,23 +12,23 @@ import (
 
 const mtu = 1024
 
-// firsts are the PSNs with which each row begins: in the middle, at the wrap, and at the end of a half circle.
+// firsts are the first PSNs of each row: in the middle, at the wrap, and at the end of a half circle.
 var firsts = []roce.PSN{100, 0, 0xffffff, 0xfffffe, 0x7fffff, 0x7ffffe, 0x800000}
 
-// legal makes the checks that are the receiver's own: of the opcode, and for a message of the length.
+// legal makes the checks of the receiver: of the opcode, and of the length of a message.
 func legal(r *transport.Receiver, a *transport.Arrival) bool {
 	return r.Follows(a) && (a.Kind.Answered() || r.Fits(a))
 }
 
-// responder drives a Receiver as a queue pair does. PSNs count from the first one.
+// responder drives a Receiver like a queue pair does. PSNs are relative to the first one.
 type responder struct {
 	*testing.T
 	transport.Receiver
 	first    roce.PSN
-	executed []int // PSNs
+	executed []int // PSNs of executed packets
 }
 
-// readAddr is where all READs begin, and readKey is their key.
+// readAddr is the start address of all READs, and readKey is their key.
 const (
 	readAddr = 0x10000
 	readKey  = 7
@@ -39,8 +39,8 @@ var kinds = map[string]transport.Kind{
 	"atomicwrite": transport.AtomicWrite, "flush": transport.Flush,
 }
 
-// parse reads a packet: "PSN KIND [first|middle|last|only] LENGTH [ack] [total N] [at OFFSET] [key K]".
-// The length of a READ is that of its response. The total is that in the header of an RDMA WRITE.
+// parse parses a packet: "PSN KIND [first|middle|last|only] LENGTH [ack] [total N] [at OFFSET] [key K]". The length of
+// a READ is the length of its response. The total is the length in the header of an RDMA WRITE.
 func parse(s string) (psn int, a transport.Arrival, length, total, at int, key uint32, ack bool) {
 	f := strings.Fields(s)
 	fmt.Sscan(f[0], &psn)
@@ -84,9 +84,9 @@ func (r *responder) psn(n int) roce.PSN { return r.first.Add(n) }
 // packets returns the number of PSNs of a READ.
 func packets(length, mtu int) int { return max(1, (length+mtu-1)/mtu) }
 
-// takes hands packets in and compares what becomes of the last one: taken, repeated, unknown (a duplicate of which
-// nothing is known), gap, dropped, invalid, refused (too many are outstanding), or "" for any. Those before it must be
-// taken.
+// takes passes packets to the receiver and compares the outcome of the last one: taken, repeated, unknown (a duplicate
+// that is no longer stored), gap, dropped, invalid, refused (too many outstanding requests), or "" for any outcome. The
+// earlier packets must be taken.
 func (r *responder) takes(want string, packets ...string) {
 	r.Helper()
 	for i, p := range packets {
@@ -100,7 +100,7 @@ func (r *responder) takes(want string, packets ...string) {
 	}
 }
 
-// findsNoReceive hands one packet in that finds no receive.
+// findsNoReceive passes a packet for which there is no receive.
 func (r *responder) findsNoReceive(want, packet string) {
 	r.Helper()
 	if got := r.one(packet, true); got != want {
@@ -178,8 +178,8 @@ var operations = map[roce.Operation]string{
 	roce.RDMAReadResponseOnly: "only", roce.AtomicAcknowledge: "atomic",
 }
 
-// reply sends the next packet of the oldest response: "PSN only LENGTH at OFFSET msn M", "PSN atomic RESULT msn M". It
-// is "" if none is due.
+// reply sends the next packet of the oldest response: "PSN only LENGTH at OFFSET msn M", "PSN atomic RESULT msn M". The
+// result is "" if no response is pending.
 func (r *responder) reply() string {
 	y := r.Reply()
 	if y == nil {
@@ -206,7 +206,7 @@ func (r *responder) reply() string {
 	return s
 }
 
-// ack sends the acknowledgement that is due: "ack PSN msn M", "nak PSN", "rnr PSN timer T"; "" if none is.
+// ack sends the pending acknowledgement: "ack PSN msn M", "nak PSN", "rnr PSN timer T"; "" if none is pending.
 func (r *responder) ack() string {
 	a, due := r.Ack()
 	if !due {
@@ -227,7 +227,7 @@ func (r *responder) ack() string {
 
 var msn = regexp.MustCompile(` msn \d+`)
 
-// sends sends all that is due, responses first, and compares it. MSNs are compared if want has some.
+// sends sends all pending answers, responses first, and compares them. MSNs are compared only if want contains MSNs.
 func (r *responder) sends(want ...string) {
 	r.Helper()
 	var all []string
@@ -270,8 +270,8 @@ func (r *responder) within(want transport.Kind) {
 	}
 }
 
-// unreliable hands packets to an unreliable connection and compares what becomes of each: taken, dropped, or abandoned
-// where the owner finds it illegal; with ", interrupts" if the message in progress is lost by it.
+// unreliable passes packets to an unreliable connection and compares the outcome of each: taken, dropped, or abandoned
+// if the owner finds it illegal. ", interrupts" follows if the packet interrupts the message in progress.
 func (r *responder) unreliable(want string, packets ...string) {
 	r.Helper()
 	for _, p := range packets {
@@ -314,7 +314,7 @@ func (r *responder) oneUnreliable(s string) (how string) {
 }
 
 type receiverRule struct {
-	clause string // of IBA, volume 1
+	clause string // section of IBA, volume 1
 	rule   string
 	run    func(r *responder)
 }
@@ -446,7 +446,7 @@ func TestReceiverOrder(t *testing.T) {
 		}},
 		{"9.7.4.1.1", "PSNs go on after 2^24 packets", func(r *responder) {
 			a := transport.Arrival{Kind: transport.Send, Starts: true, Ends: true}
-			if r.first != 0xfffffe { // once is enough
+			if r.first != 0xfffffe { // once is sufficient
 				return
 			}
 			for range 1<<24 + 3 {
@@ -461,14 +461,14 @@ func TestReceiverOrder(t *testing.T) {
 	})
 }
 
-// TestReceiverOpcodes: after each packet, which opcodes are legal (IBA 9.7.4.1.2).
+// TestReceiverOpcodes checks the legal opcodes after each packet (IBA 9.7.4.1.2).
 func TestReceiverOpcodes(t *testing.T) {
 	var parts []string
 	for _, k := range []string{"send", "write"} {
 		parts = append(parts, k+" first 1024", k+" middle 1024", k+" last 1", k+" only 1")
 	}
 	parts = append(parts, "read 8", "atomic", "flush", "atomicwrite 8")
-	befores := map[string]string{ // after these, the kind of the message in progress
+	befores := map[string]string{ // by kind of the message in progress
 		"":                            "",
 		"send only 1":                 "",
 		"read 3000":                   "",
@@ -804,7 +804,7 @@ func TestReceiverAcks(t *testing.T) {
 			r.takes("gap", "51 send only 1")
 			r.sends("nak 50")
 			r.takes("unknown", "2 atomic")
-			// The configuration stays.
+			// Reset keeps the configuration.
 			r.takes("taken", "50 send first 1024", "51 send last 1", "52 read 1", "53 read 1", "54 read 1", "55 read 1")
 			r.takes("refused", "56 read 1")
 		}},
@@ -1001,7 +1001,7 @@ func TestReceiverResponses(t *testing.T) {
 			for i := range 4 {
 				r.takes("repeated", fmt.Sprint(i, " atomic"))
 			}
-			// The requester has had all four answers: it asks for more.
+			// The requester has received all four answers, and sends new requests.
 			r.takes("taken", "4 atomic", "5 atomic", "6 atomic", "7 atomic")
 			r.takes("refused", "8 atomic")
 			r.sends("4 atomic 1004", "5 atomic 1005", "6 atomic 1006", "7 atomic 1007", fmt.Sprint(roce.NAKInvalidRequest, " 8"))

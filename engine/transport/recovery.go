@@ -6,21 +6,20 @@ import (
 	"verbena/roce"
 )
 
-// Recovery decides how many bytes a sender may have in flight, and how long it waits for an acknowledgement before it
-// sends again. One belongs to one [Sender], which calls it.
+// Recovery determines the number of bytes that a sender may have in flight, and the time it waits for an
+// acknowledgement before it retransmits. It belongs to one [Sender], which calls it.
 type Recovery interface {
 	// Reset returns to the state of a new connection.
 	Reset()
-	// Window returns the bytes that may be unacknowledged, packets counted with [PacketCost]. One packet is always
-	// allowed.
+	// Window returns the largest number of unacknowledged bytes, including [PacketCost] for each packet. One packet is
+	// always allowed.
 	Window() int
-	// Acked notes that so many bytes have been acknowledged.
+	// Acked reports newly acknowledged bytes.
 	Acked(bytes int)
-	// Lost notes that packets have been lost, and all that is unacknowledged is about to be sent again. mtu is the path
-	// MTU in bytes.
+	// Lost reports a loss, before the sender retransmits all unacknowledged packets. mtu is the path MTU in bytes.
 	Lost(mtu int)
-	// Timeout returns how long to wait for an acknowledgement, for the local ACK timeout that the consumer asked for,
-	// and after how long to probe for it; 0: not at all.
+	// Timeout returns the time to wait for an acknowledgement, for the requested local ACK timeout, and the time before
+	// a probe; 0: no timeout, or no probe.
 	Timeout(t roce.AckTimeout) (timeout, probe time.Duration)
 }
 
@@ -28,17 +27,17 @@ const (
 	startWindow = 256 << 10
 	maxWindow   = 1 << 20
 
-	// MinTimeout is the floor of the local ACK timeout. Anything below a scheduling delay would report slow threads as
-	// lost packets. The kernel's is a jiffy.
+	// MinTimeout is the floor of the local ACK timeout. A timeout below a scheduling delay would report slow threads as
+	// lost packets. The floor in the kernel is a jiffy.
 	MinTimeout = 4 * time.Millisecond
-	// ProbeAfter is when the oldest packet is sent again for the first time; then each time after twice as long.
+	// ProbeAfter is the time until the first probe with the oldest packet. The time doubles for each further probe.
 	ProbeAfter = MinTimeout
-	// maxProbeAfter bounds what that time becomes where probes are needless.
+	// maxProbeAfter limits this time after needless probes.
 	maxProbeAfter = 256 * time.Millisecond
 )
 
-// AIMD is a window that grows by a chunk for each window that has been acknowledged, and halves with each loss. Bytes
-// is its size.
+// AIMD is a window that grows by a chunk for each acknowledged window, and halves at each loss. Bytes is the size of
+// the window.
 type AIMD struct{ Bytes int }
 
 // Reset implements [Recovery].
@@ -55,7 +54,7 @@ func (w *AIMD) Acked(bytes int) {
 // Lost implements [Recovery].
 func (w *AIMD) Lost(mtu int) { w.Bytes = max(w.Bytes/2, mtu+PacketCost) }
 
-// Unprobed is a policy without probes: nothing is sent again before the timeout.
+// Unprobed disables the probes of a Recovery: it retransmits only after the timeout.
 type Unprobed struct{ Recovery }
 
 // Timeout implements [Recovery].
@@ -64,7 +63,7 @@ func (u Unprobed) Timeout(code roce.AckTimeout) (timeout, probe time.Duration) {
 	return timeout, 0
 }
 
-// Timeout implements [Recovery]. There is no probe where the timeout comes soon enough.
+// Timeout implements [Recovery]. A short timeout has no probe.
 func (*AIMD) Timeout(code roce.AckTimeout) (timeout, probe time.Duration) {
 	t := code.Duration()
 	switch {

@@ -7,7 +7,7 @@ import (
 	"verbena/roce"
 )
 
-// TestOldAnswerIsNotRepeated: of two remembered requests with the same PSN the newer one is repeated (IBA 9.7.5.1.5).
+// TestOldAnswerIsNotRepeated: if two stored requests have the same PSN, the newer one is repeated (IBA 9.7.5.1.5).
 func TestOldAnswerIsNotRepeated(t *testing.T) {
 	var r transport.Receiver
 	r.SetMTU(256)
@@ -31,8 +31,9 @@ func TestOldAnswerIsNotRepeated(t *testing.T) {
 	}
 }
 
-// TestNAKOutlivesGap: packets 0, 2 and 1 arrive before anything is sent. The NAK stays due: packet 2 was dropped, and
-// without the NAK only a timeout would bring it again. It acknowledges packet 0 as well (IBA 9.7.5.2.4).
+// TestNAKOutlivesGap: packets 0, 2 and 1 arrive before any answer is sent. The NAK stays due, because packet 2 was
+// dropped: without the NAK, only a timeout would cause its retransmission. The NAK also acknowledges packet 0 (IBA
+// 9.7.5.2.4).
 func TestNAKOutlivesGap(t *testing.T) {
 	var r transport.Receiver
 	r.SetMTU(256)
@@ -48,7 +49,7 @@ func TestNAKOutlivesGap(t *testing.T) {
 	}
 }
 
-// TestUnsend: the packets of a message before those that are taken back have been sent, and what acknowledges them also
+// TestUnsend: the packets of a message before index have been sent. An acknowledgement of these packets also
 // acknowledges older requests (IBA 9.7.5.1.2).
 func TestUnsend(t *testing.T) {
 	var s transport.Sender
@@ -78,7 +79,7 @@ func TestUnsend(t *testing.T) {
 	}
 }
 
-// TestResponseOpcodes: a response whose opcode cannot be that of the packet is a bad response (IBA 9.9.2.1), one for
+// TestResponseOpcodes: a response with an impossible opcode for its PSN is a bad response (IBA 9.9.2.1). A response for
 // another kind of request is ignored.
 func TestResponseOpcodes(t *testing.T) {
 	const mtu, ack = 1024, roce.ACKUnlimited

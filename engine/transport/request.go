@@ -13,14 +13,14 @@ const (
 	Atomic      // compare and swap, fetch and add
 	AtomicWrite // IBA annex A19
 	Flush       // IBA annex A19
-	Local       // of this end alone, without packets: bind, register, invalidate
+	Local       // without packets: bind, register, invalidate
 )
 
-// Answered reports whether the peer answers with a response of its own, instead of an acknowledgement that may speak
-// for several requests.
+// Answered reports whether a request of this kind has a response, with data or an outcome of its own. Other requests
+// are only acknowledged, and an acknowledgement can cover several of them.
 func (k Kind) Answered() bool { return k >= Read && k <= Flush }
 
-// KindOf returns the kind of the request that a packet with these flags belongs to, None for a response.
+// KindOf returns the kind of the request of a packet with these flags, or None for a response.
 func KindOf(f roce.Flags) Kind {
 	switch {
 	case f&roce.FlagSend != 0:
@@ -39,22 +39,22 @@ func KindOf(f roce.Flags) Kind {
 	return None
 }
 
-// PacketCost is the number of bytes that a packet counts for in a window, beside its payload.
+// PacketCost is the number of bytes that a packet takes of the window in addition to its payload.
 const PacketCost = 64
 
-// ReadChunk is the number of bytes that one RDMA READ request asks for, at most: a longer message is read in parts, so
-// that the window bounds the bytes that may arrive at once. The boundaries do not depend on what was lost, so that a
+// ReadChunk is the largest number of bytes of one RDMA READ request. A longer message is read in parts, so that the
+// window limits the number of bytes that can arrive at once. The boundaries of the parts do not depend on losses, so a
 // repeated request stays within the original one.
 const ReadChunk = 64 << 10
 
-// Request is a send work request as the protocol sees it.
+// Request is the protocol's view of a send work request.
 type Request struct {
 	Kind    Kind
-	Length  int // bytes of payload; of a READ, of its response
-	Packets int // PSNs that it takes; 0 for one that cannot be carried out, and for Local
+	Length  int // bytes of payload; for a READ, of the response
+	Packets int // number of PSNs; 0 for Local, and for a request that cannot be executed
 }
 
-// cost returns what the packets from a to b, b excluded, count for in the window.
+// cost returns the number of window bytes of packets a to b-1.
 func (q *Request) cost(mtu, a, b int) int {
 	return (b-a)*PacketCost + min(b*mtu, q.Length) - min(a*mtu, q.Length)
 }
@@ -63,14 +63,14 @@ func (q *Request) cost(mtu, a, b int) int {
 type entry struct {
 	Request
 	first roce.PSN
-	done  bool // Local: carried out; it completes when everything before it has
+	done  bool // Local: executed; completes as soon as all earlier requests have completed
 }
 
-// flight holds the requests that have been pushed and are not complete, oldest first. Each has a number that counts up.
+// flight holds the pushed requests that are not complete, oldest first. Requests are numbered consecutively.
 type flight struct {
-	q    []entry // a power of two of them
-	head uint32  // number of the oldest
-	tail uint32  // number of the next
+	q    []entry // the length is a power of two
+	head uint32  // number of the oldest request
+	tail uint32  // number of the next request
 }
 
 func (f *flight) len() int { return int(f.tail - f.head) }
@@ -89,7 +89,7 @@ func (f *flight) push(e entry) {
 	*f.at(f.tail - 1) = e
 }
 
-// pop takes the oldest request out, and the local ones behind it that have been carried out, and returns how many.
+// pop removes the oldest request and the executed local ones after it, and returns their number.
 func (f *flight) pop() (n int) {
 	for {
 		f.head++

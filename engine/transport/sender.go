@@ -7,101 +7,102 @@ import (
 	"verbena/roce"
 )
 
-// SenderConfig holds the attributes of a queue pair that its sender goes by. They may change between calls.
+// SenderConfig holds the queue pair attributes for its sender. They may change between calls.
 type SenderConfig struct {
 	Reliable bool // RC and XRC: requests are acknowledged
 	MTU      int  // path MTU in bytes
 	Timeout  roce.AckTimeout
-	RetryCnt uint8 // retransmissions in a row without progress, at most
-	RNRRetry uint8 // the same after RNR NAKs; RNRForever: no limit
-	MaxReads int   // requests outstanding that are answered (max_rd_atomic)
+	RetryCnt uint8 // largest number of successive retransmissions without progress
+	RNRRetry uint8 // the same, after RNR NAKs; RNRForever: no limit
+	MaxReads int   // largest number of outstanding requests with a response (max_rd_atomic)
 }
 
-// RNRForever is the RNR retry count that means no limit (IBA 9.7.5.2.8).
+// RNRForever is the RNR retry count for unlimited retries (IBA 9.7.5.2.8).
 const RNRForever = 7
 
 // Sender is the requester and the completer of a queue pair (IBA 9.7.5, 9.7.6, 9.8.2, 9.8.3).
 //
-// The PSNs from una to the place have been sent and are not acknowledged. After a loss the place goes back to una, and
-// everything from there is sent again.
+// The place is the PSN of the next packet. The packets from una to the place are sent and not acknowledged. After a
+// loss, the place returns to una, and all packets from there are retransmitted.
 //
 //	completed |  sent, unacknowledged  |  sent before, to be sent again  |  never sent
 //	          una                    place                              sent          next
 //
-// It waits in one of these states, of which only the first two send:
+// A sender is in one of these states. It sends in the first two:
 //
-//	idle       nothing is unacknowledged: no deadline
+//	idle       all packets are acknowledged: no deadline
 //	in flight  una is unacknowledged: deadline, and probe before it
-//	not ready  the peer had no receive: nothing is sent before rnrUntil
+//	not ready  the peer had no receive: no packet is sent before rnrUntil
 type Sender struct {
 	SenderConfig
 	recovery Recovery
 
 	flight flight
-	at     uint32 // number of the request whose packets are sent now; flight.tail if there is none
-	pkt    int    // next packet of it
+	at     uint32 // number of the request that is being sent; flight.tail if there is none
+	pkt    int    // index of its next packet
 
-	una  roce.PSN // oldest PSN that is not acknowledged; of a READ, whose response has not come
+	una  roce.PSN // oldest unacknowledged PSN; for a READ, the PSN of the next response
 	sent roce.PSN // one past the newest PSN ever sent
 	next roce.PSN // first PSN of the next request
 
 	out     int // bytes between una and the place
 	unasked int // bytes since the last request for an acknowledgement
-	reads   int // requests between una and the place that are answered
-	ordered int // requests in flight that are answered, which a fence waits for
+	reads   int // number of requests with a response between una and the place
+	ordered int // number of requests with a response that are in flight; a fence waits for them
 
 	retries    uint8
 	rnrRetries uint8
-	gap        bool // among the responses, as gapEnd has shown; everything was asked for again
+	gap        bool // a response is missing, as gapEnd has shown; all were requested again
 	gapEnd     roce.PSN
 
-	deadline  time.Time     // of the acknowledgement of una; zero: nothing is waited for
-	rnrUntil  time.Time     // nothing is sent before
-	rnrWait   time.Duration // it is to be set to that from now on; see Arm
-	probe     time.Time     // while there is a deadline: una is sent again
+	deadline  time.Time     // for the acknowledgement of una; zero: none is expected
+	rnrUntil  time.Time     // no packet is sent before
+	rnrWait   time.Duration // delay until rnrUntil, which Arm sets
+	probe     time.Time     // time to send una again, before deadline
 	probeWait time.Duration
 
-	since time.Time // the wait for the acknowledgement of una began; see Attempts
+	since time.Time // start of the wait for the acknowledgement of una; see Attempts
 
-	first     roce.PSN // ever sent, or far enough before next
+	first     roce.PSN // first PSN ever sent, or maxRemembered before next
 	foreign   int      // see Foreign
 	foreignAt roce.PSN // the PSN of the last foreign response
 	foreignTo roce.PSN // una at that time
 
-	probes     int           // that may have been needless; see Stale
-	probeAfter time.Duration // the first probe waits for so long at least
+	probes     int           // number of probes that may be needless; see Stale
+	probeAfter time.Duration // minimum delay of the first probe
 }
 
-// Failure is why a request ends without success.
+// Failure is the reason for the failure of a request.
 type Failure uint8
 
 const (
 	NoFailure       Failure = iota
 	RemoteInvalid           // NAK invalid request
 	RemoteAccess            // NAK remote access error
-	RemoteOperation         // NAK remote operational error, and codes that are not defined
+	RemoteOperation         // NAK remote operational error, or an undefined code
 	RetryExceeded           // no acknowledgement after all retransmissions
 	RNRExceeded             // no receive after all retransmissions
 	BadResponse             // the response does not fit the request
 )
 
-// Result is the outcome of an acknowledgement, a response, or a timeout. The owner completes Done requests with
-// success, then, if there is a Failure, the oldest one that is left with that (see [Sender.Drop]).
+// Result is the outcome of an acknowledgement, a response, or a timeout. The owner completes Done requests
+// successfully. If there is a Failure, it then completes the oldest remaining request with this Failure (see
+// [Sender.Drop]).
 type Result struct {
 	Done        int
 	Failure     Failure
-	Retransmits bool          // everything unacknowledged is sent again; also set with RetryExceeded
-	Retries     uint8         // how often that may be done again
-	Wait        time.Duration // everything unacknowledged is sent again after that, as the peer asks; 0: no
+	Retransmits bool          // all unacknowledged packets are retransmitted; also set with RetryExceeded
+	Retries     uint8         // number of remaining retransmissions
+	Wait        time.Duration // delay of the retransmission that the peer requests; 0: none
 }
 
-// Init prepares a new sender, with the policy that is its own from then on.
+// Init prepares a new sender. The sender owns the policy from then on.
 func (s *Sender) Init(r Recovery) {
 	s.recovery = r
 	s.Reset()
 }
 
-// Reset forgets all requests and the PSNs (RESET state); the configuration stays.
+// Reset discards all requests and the PSNs (RESET state). The configuration stays.
 func (s *Sender) Reset() {
 	*s = Sender{SenderConfig: s.SenderConfig, recovery: s.recovery, flight: flight{q: s.flight.q}}
 	s.recovery.Reset()
@@ -112,23 +113,22 @@ func (s *Sender) Begin(psn roce.PSN) {
 	s.una, s.sent, s.next, s.first = psn, psn, psn, psn
 }
 
-// SetRetryCnt changes the limit of retransmissions, and begins to count anew.
+// SetRetryCnt changes the limit of retransmissions, and restarts their count.
 func (s *Sender) SetRetryCnt(n uint8) { s.RetryCnt, s.retries = n, n }
 
-// SetRNRRetry changes the limit of retransmissions after RNR NAKs, and begins to count anew.
+// SetRNRRetry changes the limit of retransmissions after RNR NAKs, and restarts their count.
 func (s *Sender) SetRNRRetry(n uint8) { s.RNRRetry, s.rnrRetries = n, n }
 
 // Len returns the number of requests in flight.
 func (s *Sender) Len() int { return s.flight.len() }
 
-// Head and Tail return the numbers of the oldest request in flight and of the next to be pushed. They count up modulo
-// 2^32.
+// Head returns the number of the oldest request in flight. Numbers count up modulo 2^32.
 func (s *Sender) Head() uint32 { return s.flight.head }
 
-// Tail returns the number that the next request will have.
+// Tail returns the number of the next request to be pushed.
 func (s *Sender) Tail() uint32 { return s.flight.tail }
 
-// Ordered returns the number of requests in flight that are answered, which a fenced request has to wait for (IBA
+// Ordered returns the number of requests with a response that are in flight. A fenced request must wait for them (IBA
 // 10.8.3.3).
 func (s *Sender) Ordered() int { return s.ordered }
 
@@ -140,13 +140,13 @@ func (s *Sender) Place() roce.PSN {
 	return s.flight.at(s.at).first.Add(s.pkt)
 }
 
-// Open reports whether something may be sent at all: not while the peer has no receive.
+// Open reports whether the sender may send. It may not while the peer has no receive.
 func (s *Sender) Open() bool { return s.rnrUntil.IsZero() && s.rnrWait == 0 }
 
 // maxRemembered is the number of PSNs before the next one that count as sent. Four times as many PSNs exist.
 const maxRemembered = 1 << 22
 
-// Push takes a request, whose number is the one that Tail has returned.
+// Push adds a request. Its number is the previous result of Tail.
 func (s *Sender) Push(q Request) {
 	if s.at == s.flight.tail {
 		s.pkt = 0
@@ -161,16 +161,16 @@ func (s *Sender) Push(q Request) {
 	}
 }
 
-// Current returns the number of the request whose packets are sent now; false if all that were pushed have been sent.
+// Current returns the number of the request that is being sent. ok is false if all pushed requests have been sent.
 func (s *Sender) Current() (n uint32, ok bool) { return s.at, s.at != s.flight.tail }
 
-// Packet is a packet to be sent.
+// Packet is a packet to send, or several consecutive middle packets.
 type Packet struct {
-	Index   int // of the first packet within its request
-	Packets int // PSNs that it stands for: one, those of the response to a READ request, or those of NextMiddles
+	Index   int // index of the first packet in its request
+	Packets int // number of PSNs: 1, the number of responses to a READ request, or the number of packets of NextMiddles
 	PSN     roce.PSN
-	Offset  int // bytes of the request before it
-	Length  int // bytes of its payload, or that it asks for
+	Offset  int // bytes of the request before the packet
+	Length  int // bytes of payload, or of the data requested by a READ
 	First   bool
 	Last    bool
 	AckReq  bool
@@ -178,8 +178,9 @@ type Packet struct {
 	cost int
 }
 
-// Next returns the packet of the current request that may be sent now; false if there is none, or the window, or the
-// number of answers outstanding, does not allow it. It changes nothing: the owner calls Sent when it sends the packet.
+// Next returns the next packet of the current request. ok is false if there is none, or if the window or the number of
+// outstanding answers does not allow it. Next does not change the sender: the owner calls Sent when it sends the
+// packet.
 func (s *Sender) Next() (p Packet, ok bool) {
 	e := s.flight.at(s.at)
 	if s.pkt >= e.Packets {
@@ -193,13 +194,13 @@ func (s *Sender) Next() (p Packet, ok bool) {
 	if s.out > 0 && s.out+p.cost > window || e.Kind.Answered() && s.reads >= s.MaxReads {
 		return p, false
 	}
-	// The window must not fill up without an acknowledgement on its way.
+	// The window must not fill up without a request for an acknowledgement.
 	p.AckReq = p.AckReq || s.unasked+p.cost >= window/2 || s.out+p.cost+s.MTU+PacketCost > window
 	return p, true
 }
 
-// describe fills p with a packet of a request. The last of a message asks for an acknowledgement, and so does a request
-// that is answered.
+// describe fills p with a packet of a request. The last packet of a message requests an acknowledgement, and so does a
+// request with a response.
 func (s *Sender) describe(p *Packet, e *entry, index int) {
 	p.Index, p.Packets, p.PSN, p.Offset, p.First = index, 1, e.first.Add(index), index*s.MTU, index == 0
 	p.Length = min(s.MTU, e.Length-p.Offset)
@@ -213,12 +214,12 @@ func (s *Sender) describe(p *Packet, e *entry, index int) {
 	p.cost = p.Packets*PacketCost + p.Length
 }
 
-// chunk returns the number of responses to a READ request that is not the last of its work request.
+// chunk returns the number of responses to a READ request, except for the last READ request of a work request.
 func (s *Sender) chunk() int { return ReadChunk / s.MTU }
 
-// NextMiddles returns middle packets of the current request as one, of which there are most at most: those that Next would
-// return one after the other, up to one that asks for an acknowledgement. False if there are none. It changes nothing: the
-// owner calls Sent when it sends them.
+// NextMiddles returns the next middle packets of the current request, at most most, as one Packet. They are the packets
+// that Next would return one by one, up to a packet that requests an acknowledgement. ok is false if there are none.
+// NextMiddles does not change the sender: the owner calls Sent when it sends the packets.
 func (s *Sender) NextMiddles(most int) (p Packet, ok bool) {
 	e := s.flight.at(s.at)
 	if s.pkt == 0 || e.Kind != Send && e.Kind != Write {
@@ -237,7 +238,7 @@ func (s *Sender) NextMiddles(most int) (p Packet, ok bool) {
 	return p, true
 }
 
-// Sent notes that the packet that Next has returned, or those of NextMiddles, are going to be sent.
+// Sent records that the packets returned by Next or NextMiddles will be sent.
 func (s *Sender) Sent(p *Packet) {
 	s.pkt = p.Index + p.Packets
 	if !s.Reliable {
@@ -253,8 +254,8 @@ func (s *Sender) Sent(p *Packet) {
 	}
 }
 
-// Unsend takes back the packets of the current SEND or RDMA WRITE from index on, which will not be sent after all.
-// Those before it have been.
+// Unsend undoes Sent for the packets of the current SEND or RDMA WRITE from index on, which will not be sent. The
+// earlier packets have been sent.
 func (s *Sender) Unsend(index int) {
 	e := s.flight.at(s.at)
 	if s.Reliable {
@@ -266,8 +267,9 @@ func (s *Sender) Unsend(index int) {
 	}
 }
 
-// Advance goes on to the next request when all packets of the current one have been sent, which next reports. It
-// returns how many requests are complete by that: of an unreliable service they are, since no acknowledgement follows.
+// Advance moves to the next request if all packets of the current one have been sent. next reports whether it has
+// moved. done is the number of requests that complete: a request of an unreliable service completes when it is sent,
+// since no acknowledgement follows.
 func (s *Sender) Advance() (done int, next bool) {
 	e := s.flight.at(s.at)
 	if place := e.first.Add(s.pkt); s.sent.Less(place) {
@@ -284,12 +286,12 @@ func (s *Sender) Advance() (done int, next bool) {
 	return s.flight.pop(), true
 }
 
-// LocalDone reports whether the current request, a local one, has been carried out before, and has only come up again
-// by a retransmission.
+// LocalDone reports whether the current local request has already been executed, and is only current because of a
+// retransmission.
 func (s *Sender) LocalDone() bool { return s.flight.at(s.at).done }
 
-// SkipLocal goes on after the current request, a local one that has been carried out. It returns how many requests are
-// complete by that: none while older ones are in flight.
+// SkipLocal moves past the current local request, which has been executed. It returns the number of requests that
+// complete: 0 while older ones are in flight.
 func (s *Sender) SkipLocal() (done int) {
 	s.flight.at(s.at).done = true
 	s.at, s.pkt = s.at+1, 0
@@ -299,10 +301,10 @@ func (s *Sender) SkipLocal() (done int) {
 	return 0
 }
 
-// Drop takes the oldest request out, which ends without success.
+// Drop removes the oldest request, which fails.
 func (s *Sender) Drop() { s.flight.head++ }
 
-// Rewind takes the place back, or forward, to una.
+// Rewind moves the place back or forward to una.
 func (s *Sender) Rewind() {
 	s.at, s.pkt = s.flight.head, 0
 	if s.at != s.flight.tail {
@@ -311,8 +313,8 @@ func (s *Sender) Rewind() {
 	s.out, s.unasked, s.reads = 0, 0, 0
 }
 
-// Unarmed reports whether a wait has to begin, for an acknowledgement or for a peer that was not ready: Arm is to be
-// called, after everything that may be sent now has been.
+// Unarmed reports whether a wait must begin: for an acknowledgement, or for a peer that is not ready. The owner must
+// then call Arm, after it has sent all allowed packets.
 func (s *Sender) Unarmed() bool {
 	if s.rnrWait != 0 {
 		return true
@@ -320,8 +322,8 @@ func (s *Sender) Unarmed() bool {
 	return s.Reliable && s.deadline.IsZero() && s.rnrUntil.IsZero() && s.una != s.Place()
 }
 
-// Arm begins the wait that Unarmed speaks of: for as long as the peer, or for an acknowledgement the consumer, has
-// asked for (IBA 9.7.5.2.8, 9.7.6.1.3).
+// Arm begins the wait reported by Unarmed. The duration is the one that the peer has requested, or the local ACK
+// timeout of the consumer (IBA 9.7.5.2.8, 9.7.6.1.3).
 func (s *Sender) Arm(now time.Time) {
 	if s.rnrWait != 0 {
 		s.rnrUntil, s.rnrWait = now.Add(s.rnrWait), 0
@@ -340,9 +342,9 @@ func (s *Sender) Arm(now time.Time) {
 	}
 }
 
-// Stale notes a response to psn, which Expects does not allow. A response to a probe means that the packet had arrived
-// before the probe: nothing was lost, but an acknowledgement takes longer than the probe waits. Probes cost time on a
-// slow link, so the next probe waits twice as long. Each acknowledgement makes the time shorter again.
+// Stale records a response to psn that Expects does not allow. A response to a probe means that the packet had arrived
+// before the probe: no packet was lost, but an acknowledgement takes longer than the delay of the probe. Probes cost
+// time on a slow link, so the delay of the next probe doubles. Each acknowledgement shortens the delay again.
 func (s *Sender) Stale(psn roce.PSN) {
 	if psn.Since(s.first) >= s.sent.Since(s.first) {
 		if s.foreignTo != s.una {
@@ -356,14 +358,14 @@ func (s *Sender) Stale(psn roce.PSN) {
 	}
 }
 
-// Expects reports whether a response with this PSN belongs to a packet that was sent and is not acknowledged. Any other
-// is a ghost or stale, and to be dropped (IBA 9.7.5.1.2).
+// Expects reports whether a response with this PSN belongs to a sent and unacknowledged packet. Other responses are
+// ghosts or stale, and must be dropped (IBA 9.7.5.1.2).
 func (s *Sender) Expects(psn roce.PSN) bool {
 	return s.flight.len() > 0 && !psn.Less(s.una) && psn.Less(s.sent)
 }
 
-// Ack handles an acknowledgement that Expects allows (IBA 9.7.5.1.2). A NAK acknowledges everything before its PSN. One
-// with a reserved syndrome is ignored.
+// Ack handles an acknowledgement that Expects allows (IBA 9.7.5.1.2). A NAK acknowledges all packets before its PSN. An
+// acknowledgement with a reserved syndrome is ignored.
 func (s *Sender) Ack(psn roce.PSN, syndrome roce.Syndrome) (res Result) {
 	upTo := psn
 	switch {
@@ -397,8 +399,8 @@ func (s *Sender) Ack(psn roce.PSN, syndrome roce.Syndrome) (res Result) {
 	return res
 }
 
-// acknowledge notes that everything before psn has been done, and counts the requests that end there. It returns false,
-// and stops, at a request whose response has not come.
+// acknowledge records that all requests before psn have been executed, and counts the completed ones. It stops and
+// returns false at a request that still lacks its response.
 func (s *Sender) acknowledge(psn roce.PSN, res *Result) bool {
 	bytes := 0
 	for s.una != psn && s.flight.len() > 0 {
@@ -419,10 +421,10 @@ func (s *Sender) acknowledge(psn roce.PSN, res *Result) bool {
 	return s.una == psn
 }
 
-// progress notes that una has moved over so many bytes.
+// progress records that una has advanced by a number of window bytes.
 func (s *Sender) progress(bytes int) {
 	if int32(s.at-s.flight.head) < 0 || s.Place().Less(s.una) {
-		s.Rewind() // forward: packets that were to be sent again had arrived after all
+		s.Rewind() // forward: packets to be retransmitted had arrived after all
 	} else {
 		s.out -= bytes
 	}
@@ -433,24 +435,24 @@ func (s *Sender) progress(bytes int) {
 	s.deadline = time.Time{}
 }
 
-// Response is the header of a response to a request that is answered.
+// Response is the header of a packet of a response.
 type Response struct {
 	PSN      roce.PSN
 	Op       roce.Operation // an RDMA READ response, or an atomic acknowledgement
-	Syndrome roce.Syndrome  // where the packet has one
+	Syndrome roce.Syndrome  // if the packet has one
 	Length   int            // bytes of payload
 }
 
-// Store says where the payload of a response belongs: Offset bytes into the memory of the oldest request. Last ends the
-// response.
+// Store describes the place of the payload of a response: Offset bytes into the memory of the oldest request. Last is
+// set for the last payload of the response.
 type Store struct {
 	Offset int
 	Last   bool
 }
 
-// Response handles a response that Expects allows. One of the wrong length or place is a bad response (IBA 9.9.2.1);
-// one that belongs to another kind of request is ignored, since it may be forged, and the true one is still to come.
-// With ok its payload is to be stored, and then Stored to be called; where that is impossible the request fails.
+// Response handles a response that Expects allows. A response with a wrong length or position is a bad response (IBA
+// 9.9.2.1). A response to another kind of request is ignored: it may be forged, and the genuine one is still to come.
+// If ok is set, the owner must store the payload and then call Stored. If the owner cannot store it, the request fails.
 func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
 	if !s.acknowledge(r.PSN, &res) {
 		s.responseLost(r.PSN, &res)
@@ -479,13 +481,13 @@ func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
 	return res, to, ok
 }
 
-// ends reports whether the response is the last packet that answers a READ request. Where it is the first depends on
-// where the request began, which may have been a repeated one.
+// ends reports whether the response is the last packet of the answer to a READ request. There is no such rule for the
+// first packet: the READ request may have been repeated from the middle.
 func (r *Response) ends() bool {
 	return r.Op == roce.RDMAReadResponseLast || r.Op == roce.RDMAReadResponseOnly
 }
 
-// Stored notes that the payload of the response that is due, the one with the PSN una, is in memory.
+// Stored records that the payload of the response with the PSN una is in memory.
 func (s *Sender) Stored() (res Result) {
 	e := s.flight.at(s.flight.head)
 	index := s.una.Since(e.first)
@@ -502,9 +504,10 @@ func (s *Sender) Stored() (res Result) {
 	return res
 }
 
-// Responses handles n middle responses to an RDMA READ at once, which begin at psn and have size bytes each: if they are
-// those that are waited for, and no other belongs between them, it returns where their payload belongs, bytes into the
-// memory of the oldest request, and StoredAll is to be called then. False: they are to be handled one by one.
+// Responses handles n consecutive middle responses to an RDMA READ at once. They begin at psn and have size bytes each.
+// If they are the next expected ones, ok is true, and the offset of their payload in the memory of the oldest request
+// is returned in bytes. The owner must then store the payload and call StoredAll. If ok is false, the owner must handle
+// the responses one by one.
 func (s *Sender) Responses(psn roce.PSN, n, size int) (offset int, ok bool) {
 	if s.flight.len() == 0 || psn != s.una || s.sent.Less(psn.Add(n)) {
 		return 0, false
@@ -515,7 +518,7 @@ func (s *Sender) Responses(psn roce.PSN, n, size int) (offset int, ok bool) {
 	return index * s.MTU, ok
 }
 
-// StoredAll notes that the payload of n responses, none of which ends a request, is in memory.
+// StoredAll records that the payload of n responses is in memory. None of them may end a request.
 func (s *Sender) StoredAll(n int) {
 	e := s.flight.at(s.flight.head)
 	index := s.una.Since(e.first)
@@ -523,8 +526,8 @@ func (s *Sender) StoredAll(n int) {
 	s.progress(e.cost(s.MTU, index, index+n))
 }
 
-// responseLost handles a response, to psn, that is newer than the one that is waited for: a response before it is lost
-// (an implied NAK, IBA 9.7.5.2.1). Until that has come, others that arrive too early tell nothing new.
+// responseLost handles a response, to psn, that is newer than the expected one: an earlier response is lost (an implied
+// NAK, IBA 9.7.5.2.1). Until the lost response arrives, further early responses are ignored.
 func (s *Sender) responseLost(psn roce.PSN, res *Result) {
 	if !s.gap && s.Open() {
 		s.retransmit(res)
@@ -532,7 +535,7 @@ func (s *Sender) responseLost(psn roce.PSN, res *Result) {
 	}
 }
 
-// retransmit sends everything that is not acknowledged again, or gives up.
+// retransmit retransmits all unacknowledged packets, or reports that the retries are exhausted.
 func (s *Sender) retransmit(res *Result) {
 	res.Retransmits = true
 	if s.retries == 0 {
@@ -547,7 +550,8 @@ func (s *Sender) retransmit(res *Result) {
 	s.deadline = time.Time{}
 }
 
-// notReady waits as the peer asks, then sends everything from una on again, or gives up (IBA 9.7.5.2.8).
+// notReady waits as requested by the peer and then retransmits from una on, or reports that the RNR retries are
+// exhausted (IBA 9.7.5.2.8).
 func (s *Sender) notReady(wait time.Duration, res *Result) {
 	if s.flight.len() == 0 {
 		return
@@ -564,7 +568,7 @@ func (s *Sender) notReady(wait time.Duration, res *Result) {
 	s.rnrWait, res.Wait = wait, wait
 }
 
-// Deadline returns when Tick is to be called at the latest; zero: not before something else has happened.
+// Deadline returns the latest time for the next call of Tick, or zero if no wait is in progress.
 func (s *Sender) Deadline() time.Time {
 	at := s.deadline
 	if !at.IsZero() && !s.probe.IsZero() && s.probe.Before(at) {
@@ -576,16 +580,16 @@ func (s *Sender) Deadline() time.Time {
 	return at
 }
 
-// Expiry is what time has brought.
+// Expiry is the outcome of Tick.
 type Expiry uint8
 
 const (
 	NothingExpired Expiry = iota
-	AckTimeout            // no acknowledgement in time: see TimedOut
+	AckTimeout            // no acknowledgement in time; see TimedOut
 	ProbeDue              // see Probe
 )
 
-// Tick looks at the deadlines. It ends the wait for a peer that was not ready.
+// Tick checks the deadlines. It ends an expired wait for a peer that was not ready.
 func (s *Sender) Tick(now time.Time) Expiry {
 	due := func(at *time.Time) bool {
 		if at.IsZero() || now.Before(*at) {
@@ -604,8 +608,8 @@ func (s *Sender) Tick(now time.Time) Expiry {
 	return NothingExpired
 }
 
-// TimedOut is to be called after Tick has returned AckTimeout (IBA 9.7.6.1.3). It returns false if nothing was
-// outstanding any more.
+// TimedOut handles a timeout, after Tick has returned AckTimeout (IBA 9.7.6.1.3). It returns false if no packet is
+// unacknowledged.
 func (s *Sender) TimedOut() (res Result, ok bool) {
 	if s.flight.len() == 0 || s.una == s.Place() {
 		return res, false
@@ -615,11 +619,11 @@ func (s *Sender) TimedOut() (res Result, ok bool) {
 	return res, true
 }
 
-// Probe is to be called after Tick has returned ProbeDue. It returns the oldest packet without an acknowledgement, to
-// be sent again with a request for one, long before the timeout, which may be a second: if the packet, or the NAK for
-// it, was lost, that gets things going; if an acknowledgement was, the peer repeats it, as for any duplicate (IBA
-// 9.7.5.1.1). It is no retransmission: nothing else is sent again, and the timeout runs on. False: there is nothing to
-// be probed for.
+// Probe handles a due probe, after Tick has returned ProbeDue. It returns the oldest unacknowledged packet, with a
+// request for an acknowledgement. The probe precedes the timeout, which can be a second. If the packet or its NAK was
+// lost, the probe restarts the transfer. If an acknowledgement was lost, the peer repeats it, as for any duplicate (IBA
+// 9.7.5.1.1). A probe is not a retransmission: no other packet is sent again, and the timeout continues. ok is false if
+// there is no packet to probe with.
 func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 	if s.deadline.IsZero() || !s.rnrUntil.IsZero() || s.una == s.Place() || s.flight.len() == 0 {
 		return p, false
@@ -636,17 +640,17 @@ func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 	return p, true
 }
 
-// Stop ends all waiting: the queue pair is in the error state.
+// Stop ends all waits when the queue pair enters the error state.
 func (s *Sender) Stop() { s.deadline, s.rnrUntil, s.rnrWait = time.Time{}, time.Time{}, 0 }
 
-// senderStatus is the state of a sender, to be shown.
+// senderStatus is the state of a sender, for reports.
 type senderStatus struct {
-	Unacknowledged roce.PSN // the oldest PSN that is
-	Place          roce.PSN // of the next packet
-	InFlight       int      // requests
-	Window         int      // bytes
-	Retries        uint8    // left
-	RNRRetries     uint8    // left
+	Unacknowledged roce.PSN // the oldest unacknowledged PSN
+	Place          roce.PSN // PSN of the next packet
+	InFlight       int      // number of requests
+	Window         int      // in bytes
+	Retries        uint8    // remaining
+	RNRRetries     uint8    // remaining
 }
 
 // Status returns the state.
@@ -657,9 +661,10 @@ func (s *Sender) Status() senderStatus {
 	}
 }
 
-// Attempts describes the transmissions of the oldest PSN without an acknowledgement: their number, without probes, and
-// the time of the first. rnr is the number of them that the peer answered with an RNR NAK; it is not counted with
-// [RNRForever]. n is 0 if no packet is unacknowledged. After the last retransmission they describe the failed request.
+// Attempts describes the transmissions of the oldest unacknowledged PSN. n is their number without probes, and since is
+// the time of the first. rnr is the number of transmissions that the peer answered with an RNR NAK; it is not counted
+// with [RNRForever]. n is 0 if no packet is unacknowledged. After the last retransmission, the results describe the
+// failed request.
 func (s *Sender) Attempts() (psn roce.PSN, n, rnr int, since time.Time) {
 	if !s.una.Less(s.sent) {
 		return s.una, 0, 0, time.Time{}
@@ -668,8 +673,8 @@ func (s *Sender) Attempts() (psn roce.PSN, n, rnr int, since time.Time) {
 	return s.una, 1 + int(s.RetryCnt-s.retries) + rnr, rnr, s.since
 }
 
-// Foreign returns the number of responses to PSNs that were never sent, since the oldest PSN without an acknowledgement
-// is waited for, and the PSN of the last of them. A responder that expects other PSNs sends them.
+// Foreign returns the number of responses to PSNs that were never sent, since una last changed, and the PSN of the last
+// such response. A responder that expects other PSNs sends them.
 func (s *Sender) Foreign() (psn roce.PSN, n int) {
 	if s.foreignTo != s.una {
 		return 0, 0
@@ -680,7 +685,8 @@ func (s *Sender) Foreign() (psn roce.PSN, n int) {
 // Progressed reports whether the peer has acknowledged a packet since Begin.
 func (s *Sender) Progressed() bool { return s.una != s.first }
 
-// Verify compares what the sender counts with its requests in flight, and returns a contradiction. It is for tests.
+// Verify compares the counts of the sender with its requests in flight, and returns an error if they differ. It is for
+// tests.
 func (s *Sender) Verify() error {
 	f, place := &s.flight, s.Place()
 	if int32(s.at-f.head) < 0 || int32(f.tail-s.at) < 0 || place.Less(s.una) || s.sent.Less(place) || s.next.Less(s.sent) {

@@ -10,7 +10,7 @@ import (
 	"verbena/roce"
 )
 
-// fixed is a Recovery with a window that does not change.
+// fixed is a Recovery with a constant window.
 type fixed struct {
 	window      int
 	probe       time.Duration
@@ -27,7 +27,8 @@ func (f *fixed) Timeout(t roce.AckTimeout) (timeout, probe time.Duration) {
 
 var epoch = time.Unix(1_000_000, 0)
 
-// requester drives a Sender as a queue pair does. PSNs count from the first one, requests from 0.
+// requester drives a Sender like a queue pair does. PSNs are relative to the first one, and requests are numbered from
+// 0.
 type requester struct {
 	*testing.T
 	transport.Sender
@@ -35,11 +36,11 @@ type requester struct {
 	first roce.PSN
 	now   time.Time
 	reqs  []transport.Request
-	head  int // of reqs: the oldest that is not complete
-	local int // local requests carried out
+	head  int // index in reqs of the oldest incomplete request
+	local int // number of executed local requests
 	base  uint32
 	dead  bool
-	most  int // middle packets are sent together, so many at a time; 0: they are not
+	most  int // largest number of middle packets to send at once; 0: one by one
 }
 
 func newRequester(t *testing.T, first roce.PSN) *requester {
@@ -51,7 +52,7 @@ func newRequester(t *testing.T, first roce.PSN) *requester {
 	r.SetRetryCnt(3)
 	r.SetRNRRetry(2)
 	r.Begin(first)
-	r.SetNumber(-uint32(first & 3)) // of many rows they wrap
+	r.SetNumber(-uint32(first & 3)) // wraps in many rows
 	r.base = r.Tail()
 	return r
 }
@@ -93,7 +94,7 @@ func (r *requester) verify() {
 	}
 }
 
-// transmit sends what may be sent and returns it: "0 first", "1 middle", "2 last ack", "3 read 3000 at 0 ack".
+// transmit sends all allowed packets and returns them: "0 first", "1 middle", "2 last ack", "3 read 3000 at 0 ack".
 func (r *requester) transmit() (all []string) {
 	r.Helper()
 	for range 1 << 20 {
@@ -106,7 +107,7 @@ func (r *requester) transmit() (all []string) {
 		}
 		q := r.reqs[n-r.base]
 		if q.Packets == 0 && q.Kind != transport.Local {
-			break // it ends when it is the oldest
+			break // completes when it is the oldest request
 		}
 		if q.Kind == transport.Local {
 			if !r.LocalDone() {
@@ -174,7 +175,8 @@ func (r *requester) describe(q transport.Request, p *transport.Packet) string {
 	return s
 }
 
-// sends sends what may be sent and compares it. Requests for acknowledgements are compared if want has some.
+// sends sends all allowed packets and compares them. Requests for acknowledgements are compared only if want contains
+// some.
 func (r *requester) sends(want ...string) {
 	r.Helper()
 	got, exp := strings.Join(r.transmit(), ", "), strings.Join(want, ", ")
@@ -191,7 +193,7 @@ var failures = [...]string{
 	transport.RetryExceeded: "retries", transport.RNRExceeded: "rnr", transport.BadResponse: "bad response",
 }
 
-// apply carries a result out, and describes it: "done 2", "retransmits", "wait 10ms", "2 fails: access".
+// apply applies a result and describes it: "done 2", "retransmits", "wait 10ms", "2 fails: access".
 func (r *requester) apply(res transport.Result) (all []string) {
 	r.head += res.Done
 	if res.Done > 0 {
@@ -231,7 +233,7 @@ func (r *requester) compare(what, want string, got []string) {
 	}
 }
 
-// syndrome hands an acknowledgement in; "ghost" is one that is not expected.
+// syndrome passes an acknowledgement to the sender. The outcome "ghost" means that it is not expected.
 func (r *requester) syndrome(psn int, s roce.Syndrome, want string) {
 	r.Helper()
 	var got []string
@@ -268,8 +270,8 @@ var responses = map[string]roce.Operation{
 	"only": roce.RDMAReadResponseOnly, "atomic": roce.AtomicAcknowledge,
 }
 
-// gets hands a response in: "PSN first|middle|last|only LENGTH", "PSN atomic". Where it is stored is described as "at
-// OFFSET", and " last" if it ends the response.
+// gets passes a response to the sender: "PSN first|middle|last|only LENGTH", "PSN atomic". The outcome contains the
+// place of the payload as "at OFFSET", and " last" at the end of the response.
 func (r *requester) gets(response, want string) {
 	r.Helper()
 	f := strings.Fields(response)
@@ -307,7 +309,7 @@ func (r *requester) getsResponse(x *transport.Response, response, want string) {
 	}
 }
 
-// reads hands the whole response to a READ in, from one packet to another.
+// reads passes the complete response to a READ, from one packet to another.
 func (r *requester) reads(psn, from, length int) {
 	r.Helper()
 	n := packets(length, r.MTU)
@@ -331,7 +333,7 @@ func (r *requester) reads(psn, from, length int) {
 
 func (r *requester) after(d time.Duration) { r.now = r.now.Add(d) }
 
-// tick looks at the deadline: "", "timeout", "probe". A timeout is carried out.
+// tick checks the deadline: "", "timeout", "probe". It also handles a timeout.
 func (r *requester) tick(want string) {
 	r.Helper()
 	var got []string
@@ -352,7 +354,7 @@ func (r *requester) tick(want string) {
 	}
 }
 
-// deadline compares the time until the deadline; 0: there is none.
+// deadline compares the time until the deadline; 0: none.
 func (r *requester) deadline(want time.Duration) {
 	r.Helper()
 	got := time.Duration(0)
@@ -371,7 +373,7 @@ func (r *requester) retries(want, wantRNR uint8) {
 	}
 }
 
-// unacked compares the oldest PSN without an acknowledgement, and the next one.
+// unacked compares the oldest unacknowledged PSN and the PSN of the next packet.
 func (r *requester) unacked(una, place int) {
 	r.Helper()
 	s := r.Status()
@@ -384,7 +386,7 @@ func (r *requester) unacked(una, place int) {
 }
 
 type senderRule struct {
-	clause string // of IBA, volume 1
+	clause string // section of IBA, volume 1
 	rule   string
 	run    func(r *requester)
 }
@@ -595,7 +597,7 @@ func TestSenderAcks(t *testing.T) {
 			r.push("send 1", "send 1")
 			r.sends("0 only", "1 only")
 			r.ack(0, "done 1")
-			r.Stale(r.first) // acknowledged
+			r.Stale(r.first) // already acknowledged
 			foreign(0, 0)
 			r.Stale(r.first.Add(2))
 			r.Stale(r.first.Add(-1))
@@ -818,7 +820,7 @@ func TestSenderNAKs(t *testing.T) {
 				r.nak(0, "retransmits")
 				r.transmit()
 			}
-			r.ack(1, "done 1") // within a message
+			r.ack(1, "done 1") // in the middle of a message
 			r.retries(3, 2)
 			for range 3 {
 				r.nak(2, "retransmits")
@@ -1321,7 +1323,7 @@ func TestSenderResponses(t *testing.T) {
 			}
 		}},
 	}
-	// Responses that do not fit: after setup, the last one fails request n.
+	// Responses that do not fit: after setup, the last response makes request n fail.
 	for _, x := range []struct {
 		rule, push string
 		good       []string
@@ -1595,10 +1597,10 @@ func TestSenderTime(t *testing.T) {
 				r.now = end
 				r.ack(psn, "done 1")
 				psn++
-				for range n { // which the peer has answered as duplicates
+				for range n { // the peer has answered these as duplicates
 					r.Stale(roce.PSN(psn - 1))
 				}
-				r.Stale(roce.PSN(psn)) // to something else
+				r.Stale(roce.PSN(psn)) // a response to another packet
 				return n
 			}
 			const slow = 30 * time.Millisecond
@@ -1622,7 +1624,7 @@ func TestSenderTime(t *testing.T) {
 				probes(0)
 			}
 			sum = 0
-			for range 200 { // one needless probe is enough
+			for range 200 { // one needless probe is sufficient
 				sum += probes(6 * time.Millisecond)
 			}
 			if sum == 0 || sum > 30 {

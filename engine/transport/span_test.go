@@ -7,17 +7,17 @@ import (
 	"verbena/roce"
 )
 
-// TestResponsesAtOnce: consecutive middle responses are taken at once only if each would be taken by itself, and leave the same
-// behind.
+// TestResponsesAtOnce: consecutive middle responses are accepted at once only if each would be accepted alone, with the
+// same resulting state.
 func TestResponsesAtOnce(t *testing.T) {
-	const chunk = transport.ReadChunk / mtu // packets
+	const chunk = transport.ReadChunk / mtu // number of packets
 	const first = roce.PSN(0xfffff0)
 	for _, c := range []struct {
 		name       string
 		request    string
-		psn        int // of the first, counted from that of the request
+		psn        int // first PSN, relative to the PSN of the request
 		n, size    int
-		before     int // responses that have come
+		before     int // number of earlier responses
 		ok         bool
 		wantOffset int
 		unsent     bool
@@ -72,7 +72,7 @@ func TestResponsesAtOnce(t *testing.T) {
 	}
 }
 
-// one handles the response with a PSN, counted from that of the only request, and stores it.
+// one handles and stores the response with a PSN relative to the PSN of the only request.
 func one(r *requester, psn int) {
 	r.Helper()
 	const chunk = transport.ReadChunk / mtu
@@ -89,7 +89,7 @@ func one(r *requester, psn int) {
 	r.Stored()
 }
 
-// TestExecutedAtOnce: middle packets that are executed at once leave the same behind as one by one.
+// TestExecutedAtOnce: the execution of several middle packets at once and one by one results in the same state.
 func TestExecutedAtOnce(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		var r [2]transport.Receiver

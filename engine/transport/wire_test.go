@@ -13,7 +13,7 @@ import (
 	"verbena/roce"
 )
 
-// wirePacket is a packet on the way, in either direction.
+// wirePacket is a packet in flight, in either direction.
 type wirePacket struct {
 	at    time.Time
 	seq   int
@@ -25,7 +25,7 @@ type wirePacket struct {
 	ackReq  bool
 	msg     int // number of the request among all
 	offset  int
-	length  int // that a READ asks for
+	length  int // length of the data requested by a READ
 
 	// A response.
 	op       roce.Operation // Acknowledge, or one of the responses
@@ -53,14 +53,14 @@ func (w *wire) Pop() any {
 	return x
 }
 
-// channel loses, duplicates, delays and reorders packets. Its last packets are safe, so that there is an end.
+// channel loses, duplicates, delays and reorders packets. The number of faults is limited, so that each run ends.
 type channel struct {
 	rng                     *rand.Rand
 	now                     time.Time
 	wire                    wire
 	seq                     int
 	loss, duplicate, delays int // per cent
-	faults                  int // that are left
+	faults                  int // number of remaining faults
 }
 
 func anyPercent(t *rapid.T, name string) int {
@@ -102,13 +102,13 @@ func (c *channel) send(p wirePacket) {
 	}
 }
 
-// job is a request, and what became of it.
+// job is a request with its progress.
 type job struct {
 	transport.Request
 	fence    bool
-	executed int    // at the responder: bytes taken or read for the first time, or times
-	result   uint64 // of an atomic, at the responder
-	stored   int    // bytes of its response
+	executed int    // at the responder: bytes received or read for the first time, or number of executions
+	result   uint64 // result of an atomic, at the responder
+	stored   int    // bytes of the response
 	done     bool
 }
 
@@ -125,31 +125,31 @@ type connection struct {
 	jobs    []job
 	posted  int
 	done    int
-	depth   int   // of the send queue
-	cost    []int // of each PSN, in a window
+	depth   int   // depth of the send queue
+	cost    []int // window bytes by PSN
 	asks    []bool
-	rnr     int // per cent
-	arrived int // job that the responder takes now
+	rnr     int // per cent of RNR NAKs
+	arrived int // job that the responder is receiving
 	count   uint64
-	lazy    int // per cent: answers wait for more
+	lazy    int // per cent: answers wait for others
 	replies []replyState
 }
 
-// replyState is the state of a PSN of a request that is answered, at the responder.
+// replyState is the state of a PSN of a request with a response at the responder.
 type replyState uint8
 
 const (
-	acknowledged replyState = iota // a PSN of another request
+	acknowledged replyState = iota // PSN of another kind of request
 	unanswered                     // no response has been sent
-	doubtful                       // it has, but a request before it has come again since
+	doubtful                       // a response has been sent, but an earlier request has been repeated since
 	answered
 )
 
-// doubt notes that a SEND or RDMA WRITE has come again: the requester may have lost the responses to the requests after it, unless it
-// has gone on to more of them than may be outstanding.
+// doubt records the repetition of a SEND or RDMA WRITE. The requester may have lost the responses to later requests,
+// unless it has sent more later requests than may be outstanding.
 func (c *connection) doubt(again int) {
 	end, requests := c.rcv.PSN().Since(c.first), 0
-	from, to := 0, 0 // of the response that is being sent
+	from, to := 0, 0 // range of the response that is being sent
 	if y := c.rcv.Reply(); y != nil {
 		to = y.PSN.Since(c.first)
 		for from = to; !c.asks[from]; from-- {
@@ -167,7 +167,7 @@ func (c *connection) doubt(again int) {
 	}
 }
 
-// trust notes that the requester has sent a request after all those before end.
+// trust records that the requester has sent a request after all requests before end.
 func (c *connection) trust(end int) {
 	for i, s := range c.replies[:end] {
 		if s == doubtful {
@@ -183,7 +183,7 @@ func (c *connection) check(ok bool, format string, args ...any) {
 	}
 }
 
-// post pushes requests while there is place.
+// post pushes requests while there is room.
 func (c *connection) post() {
 	for c.posted < len(c.jobs) && c.posted-c.done < c.depth {
 		j := &c.jobs[c.posted]
@@ -200,7 +200,7 @@ func (c *connection) post() {
 	}
 }
 
-// transmit sends all that may be sent.
+// transmit sends all allowed packets.
 func (c *connection) transmit() {
 	for c.snd.Open() {
 		n, ok := c.snd.Current()
@@ -219,7 +219,7 @@ func (c *connection) transmit() {
 			c.complete(c.snd.SkipLocal())
 			continue
 		}
-		budget := c.rng.IntN(8) // a train
+		budget := c.rng.IntN(8) // number of packets of a train
 		for middles := 0; ; middles-- {
 			p, ok := c.snd.Next()
 			middle := ok && !p.First && !p.Last && !p.AckReq && j.Kind != transport.Read
@@ -255,7 +255,7 @@ func (c *connection) transmit() {
 	c.check(err == nil, "Verify: %v", err)
 }
 
-// request puts a packet of the n-th job on the wire.
+// request sends a packet of the n-th job.
 func (c *connection) request(n int, p *transport.Packet, probe bool) {
 	j := &c.jobs[n]
 	if c.snd.Reliable && !probe {
@@ -275,7 +275,7 @@ func (c *connection) request(n int, p *transport.Packet, probe bool) {
 		}
 		c.check(out == 0 || out+cost <= s.Window, "outside the window of %d: %d bytes, after %d", s.Window, cost, out)
 		if j.Kind.Answered() {
-			// Those before una that are asked for by a part of it are one.
+			// The rest of a READ request that begins before una counts as one request.
 			if from > 0 && from < to && !c.asks[from] && c.cost[from] != 0 && c.inRead(from) {
 				asks++
 			}
@@ -296,7 +296,7 @@ func (c *connection) request(n int, p *transport.Packet, probe bool) {
 	c.send(w)
 }
 
-// inRead reports whether a PSN is one of a READ.
+// inRead reports whether a PSN belongs to a READ.
 func (c *connection) inRead(i int) bool {
 	for n := range c.jobs {
 		if k := c.jobs[n].Packets; i >= k {
@@ -325,7 +325,7 @@ func (c *connection) complete(n int) {
 	c.check(int(c.snd.Head()) == c.done, "Head: got %d, want %d", c.snd.Head(), c.done)
 }
 
-// receive is the responder's.
+// receive processes a request packet at the responder.
 func (c *connection) receive(p *wirePacket) {
 	r := &c.rcv
 	a := p.arrival
@@ -393,7 +393,7 @@ func (c *connection) receive(p *wirePacket) {
 	r.Answer(&y)
 }
 
-// taken reports whether all of a request has been executed.
+// taken reports whether a request has been executed completely.
 func (c *connection) taken(n int) bool {
 	j := &c.jobs[n]
 	switch j.Kind {
@@ -405,7 +405,7 @@ func (c *connection) taken(n int) bool {
 
 func (c *connection) addr(msg, offset int) uint64 { return uint64(msg+1)<<32 + uint64(offset) }
 
-// answer sends what is due, n packets at most.
+// answer sends pending answers, at most n packets.
 func (c *connection) answer(n int) {
 	r := &c.rcv
 	for y := r.Reply(); y != nil; y = r.Reply() {
@@ -435,7 +435,7 @@ func (c *connection) answer(n int) {
 	}
 }
 
-// acknowledges checks that an acknowledgement stands for no request that is answered with data.
+// acknowledges checks that an acknowledgement covers no request that is answered with data.
 func (c *connection) acknowledges(a transport.Ack) {
 	if !a.Syndrome.IsACK() {
 		return
@@ -447,7 +447,7 @@ func (c *connection) acknowledges(a transport.Ack) {
 	}
 }
 
-// receiveReply is the requester's.
+// receiveReply processes an answer at the requester.
 func (c *connection) receiveReply(p *wirePacket) {
 	s := &c.snd
 	if !s.Expects(p.psn) {
@@ -493,7 +493,7 @@ func (c *connection) tick() {
 	}
 }
 
-// run plays until all requests are complete.
+// run runs until all requests are complete.
 func (c *connection) run() {
 	for steps := 0; c.done < len(c.jobs); steps++ {
 		c.check(steps < 20_000, "no end: %d of %d are complete; %+v", c.done, len(c.jobs), c.snd.Status())
@@ -527,7 +527,7 @@ func (c *connection) run() {
 		c.check(c.jobs[i].Kind == transport.Local || c.taken(i), "request %d was not executed", i)
 	}
 	c.check(c.snd.Len() == 0 && c.snd.Ordered() == 0, "in flight at the end: %d, %d ordered", c.snd.Len(), c.snd.Ordered())
-	// Packets still in flight change nothing any more.
+	// Packets that are still in flight must not change the state.
 	for len(c.wire) > 0 {
 		p := heap.Pop(&c.wire).(*wirePacket)
 		if p.reply {
@@ -548,7 +548,7 @@ var anyFirst = rapid.Custom(func(t *rapid.T) roce.PSN {
 	return roce.PSN(rapid.Uint32Range(0, roce.PSNMask).Draw(t, "PSN"))
 })
 
-// anyJob draws a request; kinds are as many of them as are allowed.
+// anyJob draws a request with one of the allowed kinds.
 func anyJob(t *rapid.T, kinds []transport.Kind) job {
 	j := job{Request: transport.Request{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), Packets: 1}}
 	switch j.Kind {
@@ -572,9 +572,8 @@ func anyJob(t *rapid.T, kinds []transport.Kind) job {
 	return j
 }
 
-// TestChannel: whatever a channel loses, duplicates, delays and reorders, each request is executed once, in order, and
-// complete once, in order; reads bring the right bytes, and nothing is sent outside the window or beyond what may be
-// outstanding.
+// TestChannel: on any channel, each request is executed once and completes once, in order. READs return the right
+// bytes. No packet exceeds the window or the number of outstanding requests.
 func TestChannel(t *testing.T) {
 	for range 5 {
 		rapid.Check(t, func(t *rapid.T) {
@@ -621,8 +620,8 @@ func TestChannel(t *testing.T) {
 	}
 }
 
-// TestUnreliableChannel: of an unreliable connection a message is delivered if and only if its packets come one after
-// the other, with nothing between them; and each request is complete when it is sent.
+// TestUnreliableChannel: on an unreliable connection, a message is delivered if and only if its packets arrive
+// consecutively. Each request completes when it is sent.
 func TestUnreliableChannel(t *testing.T) {
 	for range 5 {
 		rapid.Check(t, func(t *rapid.T) {
@@ -644,7 +643,7 @@ func TestUnreliableChannel(t *testing.T) {
 				c.check(c.done > before && c.snd.Deadline().IsZero(), "stuck: %d of %d are complete", c.done, len(c.jobs))
 				c.now = c.now.Add(time.Duration(c.rng.IntN(1000)) * time.Microsecond)
 			}
-			var got, want []int // messages
+			var got, want []int // numbers of messages
 			var came []*wirePacket
 			for len(c.wire) > 0 {
 				p := heap.Pop(&c.wire).(*wirePacket)
@@ -668,7 +667,7 @@ func TestUnreliableChannel(t *testing.T) {
 					got = append(got, p.msg)
 				}
 			}
-			// The packets of a message, from its last one backwards, are the last ones that came.
+			// The packets of a message, from the last one backwards, must be the last received ones.
 			for i, p := range came {
 				if !p.arrival.Ends {
 					continue
