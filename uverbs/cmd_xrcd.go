@@ -33,7 +33,7 @@ type xrcDomain struct {
 	file   fileID // zero: not shared
 	opened int    // under xrcDomains.mu
 
-	//verbena:program those that share the domain; held also while a target is made or destroyed, which may wait for one of them
+	//verbena:program those that share the domain; held while a target is made or destroyed, which may wait for one
 	mu      sync.Mutex
 	targets map[uint32]*xrcTarget // by number
 }

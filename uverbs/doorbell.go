@@ -220,7 +220,7 @@ type RingScan struct {
 
 // RingPosted rings the doorbell of each queue pair with requests posted since the last ring. RingPosted is for a
 // program that does not announce its posts. In a long list, RingPosted checks recently busy queue pairs and a few
-// others. With all it checks every queue pair. With all it also rings for requests for which it has rung before. on is
+// others. If all is set, it checks every queue pair, and also rings for requests for which it has rung before. on is
 // called when the doorbell blocks on the memory of a program. RingPosted reports whether it has found new requests.
 // RingPosted returns EIO after the device has been removed. RingPosted may not sleep.
 //
@@ -347,8 +347,8 @@ func (d *doorbellTable) nextScanWindow(s *RingScan) (n int, changes uint64, rest
 	return n, d.changes, s.next < len(d.list)
 }
 
-// ringIfNew rings the doorbell of a queue pair if the queue pair has new requests. With all, it also rings if there are
-// only older requests. ringIfNew reports whether there were new requests.
+// ringIfNew rings the doorbell of a queue pair if the queue pair has new requests. If all is set, it also rings if
+// there are only older requests. ringIfNew reports whether there were new requests.
 func (f *File) ringIfNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
 	b := &qp.doorbell
 	if !b.ringing.TryRLock() {

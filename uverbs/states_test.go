@@ -402,7 +402,7 @@ var methodOutcomeExceptions = map[string]outcomes{
 }
 
 // methodOutcomes returns the results of a method of an object, by the effect of its verb. There are no zombies in this
-// process, and after the removal of the device only the device itself remains.
+// process. The device itself remains after its removal, but its objects do not.
 func methodOutcomes(object string, e verb.Effect) outcomes {
 	o := outcomes{works, works, never, never}
 	switch e {
