@@ -52,7 +52,12 @@
 //
 // # Errors
 //
-// Errors wrap a syscall.Errno with the kernel's meaning: EINVAL for an invalid argument, EBUSY for an object in use,
-// ENOMEM for a full queue or an exhausted limit, EIO for a device in the error state, ENODEV for an unregistered
-// device, and EOPNOTSUPP for a feature that the driver lacks.
+// Errors wrap a syscall.Errno with the kernel's meaning:
+//
+//	EINVAL      invalid argument
+//	EBUSY       object in use
+//	ENOMEM      full queue or exhausted limit
+//	EIO         device in the error state
+//	ENODEV      unregistered device
+//	EOPNOTSUPP  feature that the driver lacks
 package ib

@@ -37,7 +37,7 @@ func ExampleCore_RegisterClient() {
 		Name: "greeter",
 		Add: func(d *ib.Device) (any, error) {
 			fmt.Println("hello", d.Name())
-			return "what Add made on it", nil
+			return "the data of Add", nil
 		},
 		Remove: func(d *ib.Device, data any) { fmt.Println("goodbye", d.Name(), "and", data) },
 	}
@@ -48,7 +48,7 @@ func ExampleCore_RegisterClient() {
 	core.UnregisterClient(client)
 	// Output:
 	// hello loop0
-	// goodbye loop0 and what Add made on it
+	// goodbye loop0 and the data of Add
 }
 
 // Two queue pairs of a device send a message to each other and poll for the completions.

@@ -12,7 +12,7 @@ import (
 	"verbena/roce"
 )
 
-// GIDTable is the GID table of a port whose GIDs are the addresses of a network interface. A driver has one table for
+// GIDTable is the GID table of a port. Its GIDs are the addresses of a network interface. A driver has one table for
 // each such port, updates the table when the interface changes, and uses the table for QueryGID. The midlayer takes
 // references to the entries (GIDDriver). The methods may not sleep, and may be called from any context. (struct
 // ib_gid_table; core/roce_gid_mgmt.c)
