@@ -122,7 +122,7 @@ func testAttributesReadBack(e *testEnv) {
 			continue
 		}
 		if a := e.queryAllAttributes(qp); a.Cap != qp.Init().Cap {
-			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP granted %+v", kind, a.Cap, qp.Init().Cap)
+			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP reported %+v", kind, a.Cap, qp.Init().Cap)
 		}
 		for range 6 {
 			for _, to := range everyStatePath {

@@ -347,7 +347,7 @@ var datagramDefects = []driverDefect{
 	{
 		defect: "leaves windows bound after the destruction of their queue pair",
 		break_: func(d *wrongDriver) {
-			var bound sync.Map // of *wrongQP
+			var bound sync.Map // keys: *wrongQP
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if b := wrs[0].Bind; b != nil && b.MW != nil && b.MW.Type() == ib.MWType2 {
 					bound.Store(q, true)

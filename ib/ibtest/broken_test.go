@@ -880,7 +880,7 @@ var driverDefects = slices.Concat([]driverDefect{
 		break_: func(d *wrongDriver) {
 			d.afterCreateQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxRecvWR /= 2 }
 		},
-		by: "QueuePair/Capacities", says: "granted",
+		by: "QueuePair/Capacities", says: "requested",
 	},
 	{
 		defect: "gives two queue pairs the same number",

@@ -95,7 +95,7 @@ func testCQOverrun(e *testEnv) {
 	e.eventually("ERR of the queue pair whose completion is lost", func() bool { return qps[1].State() == ib.QPErr })
 	for i, wc := range e.waitCompletions(cq, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCWRFlushErr {
-			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i,
+			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want the earlier completion", i,
 				wc.ID, wc.Status)
 		}
 	}
@@ -169,7 +169,7 @@ func testCQResizeUnderTraffic(e *testEnv) {
 		if n > 0 {
 			w = e.newWaitLimit()
 		} else if w.yieldAndCheckOver() {
-			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized",
+			e.Fatalf("waited %v for the completion of work request %d: it is lost, since the queue was resized",
 				e.cfg.timeout, next)
 		}
 	}

@@ -229,7 +229,7 @@ func (x *qpsInEveryState) waitAllRequestsFlushed(since string) {
 				delete(ids, c.ID)
 			}
 			if n == 0 && w.yieldAndCheckOver() {
-				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.timeout, len(ids),
+				e.Fatalf("waited %v for %d missing completions of a queue pair that was in %v when %s", e.cfg.timeout, len(ids),
 					x.states[i], since)
 			}
 		}

@@ -48,7 +48,8 @@
 // suite with the race detector and more repetitions. It also modifies the driver's source to pause at random before and
 // after each Lock and Unlock:
 //
-//	go run verbena/ib/ibtest/schedule -race -seeds 20 -run TestContract -args '-ibtest.load 3 -ibtest.seeds 200' ./driver/mine
+//	go run verbena/ib/ibtest/schedule -race -seeds 20 -run TestContract \
+//		-args '-ibtest.load 3 -ibtest.seeds 200' ./driver/mine
 //
 // It reports the seed that fails. Model/Destroyed destroys all objects after each step, in a second pass. In
 // Callback/ArmedElsewhere and Callback/ArmedByTwo, threads arm queues outside their handlers.
@@ -57,5 +58,5 @@
 //
 // # Other options
 //
-// Model runs only this group, for a driver whose options depend on the seed, such as the faults of its network.
+// Model runs only this group, for a driver with options that depend on the seed, such as the faults of its network.
 package ibtest

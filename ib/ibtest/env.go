@@ -144,11 +144,11 @@ func (e *testEnv) destroy(x any) {
 	}
 }
 
-// tryDestroy is destroy, but returns the error; after an error the object still exists.
+// tryDestroy is like destroy, but returns the error. After an error the object still exists.
 func (e *testEnv) tryDestroy(x any) error {
 	i := slices.IndexFunc(e.objects, func(o ownedObject) bool { return o.what == x })
 	if i < 0 {
-		return fmt.Errorf("%T is not the test's: %w", x, syscall.EINVAL)
+		return fmt.Errorf("%T does not belong to the test: %w", x, syscall.EINVAL)
 	}
 	err := e.objects[i].destroy()
 	if err == nil {

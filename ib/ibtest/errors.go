@@ -386,7 +386,7 @@ func (x *concurrentPoster) waitPostedRequestsFlushed(cq *ib.CQ, when string) {
 		for _, c := range wc[:n] {
 			kind := c.ID >> 32
 			if kind > 1 || c.ID&0xffffffff != uint64(next[kind]) || c.Status != ib.WCWRFlushErr {
-				e.Fatalf("of what was posted %s, work request %#x has completed with %q, want a flush error of %#x",
+				e.Fatalf("requests posted %s: work request %#x has completed with %q, want a flush error of %#x",
 					when, c.ID, c.Status, kind<<32|uint64(next[min(kind, 1)]))
 			}
 			next[kind]++
@@ -394,7 +394,7 @@ func (x *concurrentPoster) waitPostedRequestsFlushed(cq *ib.CQ, when string) {
 		if n > 0 {
 			w = e.newWaitLimit()
 		} else if w.yieldAndCheckOver() {
-			e.Fatalf("waited %v in vain: of %d receives and %d sends that were posted %s, %d and %d have completed",
+			e.Fatalf("waited %v: of %d receives and %d sends posted %s, only %d and %d have completed",
 				e.cfg.timeout, want[0], want[1], when, next[0], next[1])
 		}
 	}

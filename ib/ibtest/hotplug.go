@@ -303,7 +303,7 @@ func testUnregisterUnderTraffic(e *testEnv) {
 			removing.Store(true)
 			for p := e.newWaitLimit(); !handled.Load(); {
 				if p.yieldAndCheckOver() {
-					e.Errorf("waited %v in vain: a completion handler that polls while Unregister waits for Remove", e.cfg.timeout)
+					e.Errorf("waited %v for a completion handler that polls while Unregister waits for Remove", e.cfg.timeout)
 					break
 				}
 			}

@@ -45,8 +45,8 @@ func Bubble() Option { return func(c *suiteConfig) { c.bubble = true } }
 // GIDIndex selects the GID of port 1 that queue pairs use. Default: the first that is not zero.
 func GIDIndex(i int) Option { return func(c *suiteConfig) { c.gidIndex = i } }
 
-// Timeout is the time to wait for an expected event before the test fails. A check that takes twelve times as long, or
-// twice as long after its first failure, is treated as blocked and abandoned. Default: 10 s.
+// Timeout sets the time to wait for an expected event before the test fails. A check that takes twelve times as long,
+// or twice as long after its first failure, is treated as blocked and abandoned. Default: 10 s.
 func Timeout(d time.Duration) Option { return func(c *suiteConfig) { c.timeout = d } }
 
 // Load multiplies the work of the checks under load, and the repetitions of rejected calls. Default: 3, or 1 with the
@@ -87,7 +87,7 @@ func newConfig(newDevice NewDevice, opts []Option) suiteConfig {
 	return c
 }
 
-// Run runs the suite. With a driver whose source has pauses (command schedule) it omits the group Sleep.
+// Run runs the suite. If the command schedule has added pauses to the driver, it omits the group Sleep.
 func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
 	cfg.allowed = []check.Rule{check.RuleDestroyUndrained, check.RuleSRQUndrained} // drivers must tolerate these

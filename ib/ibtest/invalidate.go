@@ -193,7 +193,7 @@ func testWindowInvalidateRejected(e *testEnv) {
 	})
 	k.checkKeyCanBeInvalidated()
 	if err := e.tryDestroy(target.mr); err != nil {
-		e.Fatalf("deregister a region whose window was invalidated: %v", err)
+		e.Fatalf("deregister a region after its window was invalidated: %v", err)
 	}
 }
 

@@ -160,7 +160,7 @@ func testQueuePairLimits(e *testEnv) {
 				}
 				defer e.destroy(destroyAtEnd(e, qp, qp.Destroy))
 				if g := qp.Init().Cap; !hasAtLeast(g, init.Cap) {
-					return fmt.Errorf("asked for %+v, granted %+v", init.Cap, g)
+					return fmt.Errorf("requested %+v, got %+v", init.Cap, g)
 				}
 				return nil
 			}
@@ -190,7 +190,7 @@ func testCompletionQueueLimits(e *testEnv) {
 		}
 		defer e.destroy(destroyAtEnd(e, cq, cq.Destroy))
 		if cq.Entries() < n {
-			return fmt.Errorf("asked for %d entries, granted %d", n, cq.Entries())
+			return fmt.Errorf("requested %d entries, got %d", n, cq.Entries())
 		}
 		return nil
 	}})
@@ -210,7 +210,7 @@ func testCompletionQueueLimits(e *testEnv) {
 			return err
 		}
 		if cq.Entries() < n {
-			return fmt.Errorf("asked for %d entries, granted %d", n, cq.Entries())
+			return fmt.Errorf("requested %d entries, got %d", n, cq.Entries())
 		}
 		return nil
 	}})
@@ -228,7 +228,7 @@ func testSharedReceiveQueueLimits(e *testEnv) {
 		}
 		defer e.destroy(destroyAtEnd(e, srq, srq.Destroy))
 		if g := srq.Init().Attr; int(g.MaxWR) < wr || int(g.MaxSGE) < sge {
-			return fmt.Errorf("asked for %+v, granted %+v", init.Attr, g)
+			return fmt.Errorf("requested %+v, got %+v", init.Attr, g)
 		}
 		return nil
 	}
@@ -575,9 +575,9 @@ func sendInlineUpTo(e *testEnv, p *pair, asked uint32) {
 			continue
 		}
 		if n != 0 {
-			e.Fatalf("%v queue pair, opcode %d: %d bytes inline were taken, granted %d", kind, op, len(data), most)
+			e.Fatalf("%v queue pair, opcode %d: %d bytes inline were taken, the limit is %d", kind, op, len(data), most)
 		}
-		e.wantErrno(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err,
+		e.wantErrno(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, more than the limit of %d", kind, op, len(data), most), err,
 			syscall.EINVAL)
 		for _, size := range slices.Compact([]int{0, max(0, most-1), most}) {
 			fillPattern(data, size+i)

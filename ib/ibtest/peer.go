@@ -122,7 +122,7 @@ func testSelfConnectedQP(e *testEnv) {
 			}
 		}
 		if sent.ID != uint64(i) || sent.Status != sendWant || got.ID != uint64(i) || got.Status != recvWant {
-			e.Fatalf("a queue pair whose own receive fails: send %d completes with %q and receive %d with %q, want %d with %q and with %q",
+			e.Fatalf("a queue pair after the failure of its own receive: send %d completes with %q and receive %d with %q, want %d with %q and with %q",
 				sent.ID, sent.Status, got.ID, got.Status, i, sendWant, recvWant)
 		}
 	}
@@ -454,7 +454,7 @@ func checkOverrunSendOrRecvCQ(e *testEnv, pd *ib.PD, kind ib.QPType, send bool) 
 		func() bool { return p.qps[0].State() == ib.QPErr })
 	for i, wc := range e.waitCompletions(small, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
-			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i,
+			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want the earlier completion", i,
 				wc.ID, wc.Status)
 		}
 	}

@@ -183,12 +183,12 @@ func testGrantedCapacities(e *testEnv) {
 		g := qp.Init().Cap
 		if g.MaxSendWR < c.MaxSendWR || g.MaxRecvWR < c.MaxRecvWR || g.MaxSendSGE < c.MaxSendSGE ||
 			g.MaxRecvSGE < c.MaxRecvSGE || g.MaxInlineData < c.MaxInlineData {
-			e.Errorf("asked for %+v, granted %+v", c, g)
+			e.Errorf("requested %+v, got %+v", c, g)
 		}
 	}
 	for _, n := range []int{1, 5, 100} {
 		if cq := e.newCQ(n, nil); cq.Entries() < n {
-			e.Errorf("asked for %d entries, granted %d", n, cq.Entries())
+			e.Errorf("requested %d entries, got %d", n, cq.Entries())
 		}
 	}
 }

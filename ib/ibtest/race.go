@@ -8,7 +8,8 @@ const defaultLoad = 1
 // registrationCount is the count of testManyRegistrations, which takes seconds under the race detector.
 const registrationCount = 1 << 12
 
-// defaultSeeds is the number of seeds of a check of the group Model. All four checks take a few seconds with package loopback.
+// defaultSeeds is the number of seeds of a check of the group Model. All four checks take a few seconds with package
+// loopback.
 const defaultSeeds = 30
 
 // rejectionCount is the number of times that testRejectedCallLeavesNoObject repeats each rejected call, on one thread.

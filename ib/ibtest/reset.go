@@ -99,6 +99,6 @@ func (s *deviceSlot) dispatchFatal() error {
 	case <-told:
 		return nil
 	case <-time.After(s.e.cfg.timeout):
-		return fmt.Errorf("waited %v in vain for %v", s.e.cfg.timeout, ib.EventDeviceFatal)
+		return fmt.Errorf("waited %v for %v", s.e.cfg.timeout, ib.EventDeviceFatal)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 // sleepingCall is a call, or a pair of calls, of methods that may sleep.
 type sleepingCall struct {
-	methods []string // of package ib, as Type.Method
+	methods []string // methods of package ib, as Type.Method
 	call    func() error
 }
 

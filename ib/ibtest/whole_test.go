@@ -39,7 +39,7 @@ func TestSuiteOnOneWrongDriver(t *testing.T) {
 }
 
 var wholeSuiteFlag = flag.Bool("whole", false,
-	"run the whole suite against each wrong driver: what names the fault must fail first")
+	"run the whole suite against each wrong driver: the check for the fault must fail first")
 
 // runOnWrongDriver runs the check that must find the fault of a wrong driver, or the whole suite up to the first
 // failure, in a process of its own.

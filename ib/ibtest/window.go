@@ -68,7 +68,7 @@ func testWindowOfDestroyedQP(e *testEnv) {
 			e.destroy(w)
 		}
 		if err := e.tryDestroy(shared.mr); err != nil {
-			e.Fatalf("deregister a region whose windows are gone: %v", err)
+			e.Fatalf("deregister a region after the destruction of its windows: %v", err)
 		}
 		e.destroy(q.qps[0])
 	}
