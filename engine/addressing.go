@@ -13,12 +13,12 @@ import (
 	"verbena/netdev"
 )
 
-// addressing is what a device has from its interface. It is replaced, not changed, so that the data path reads it without
-// a lock.
+// addressing is the state that a device takes from its interface. A change replaces the whole value, so the data path
+// reads the value without a lock.
 type addressing struct {
 	netdev    netdev.Interface
-	gids      []ib.GIDEntry // of the table
-	endpoints []*endpoint   // those bound, in the order of the interface's addresses
+	gids      []ib.GIDEntry // the entries of the GID table
+	endpoints []*endpoint   // the bound endpoints, in the order of the interface's addresses
 }
 
 func (a *addressing) addrs() (list []netip.Addr) {
@@ -28,44 +28,44 @@ func (a *addressing) addrs() (list []netip.Addr) {
 	return list
 }
 
-// addressChanges is what a change of the addressing needs.
+// addressChanges is the state for changes of the addressing. Its lock serialises the changes.
 type addressChanges struct {
 	sync.Mutex
 	network link.Network
 	closed  bool
-	// ends are the endpoints of all addresses that the device has ever had: paths refer to them, and work again when
-	// the address returns.
+	// ends holds the endpoints of all addresses that the device has ever had. Paths refer to the endpoints, and work
+	// again when an address returns.
 	ends   map[netip.Addr]*endpoint
-	gone   link.Stats            // of endpoints that were closed
-	warned map[netip.Addr]string // why an address is not used, as logged
+	gone   link.Stats            // sums of all closed endpoints
+	warned map[netip.Addr]string // the logged error of each unused address
 }
 
-// endpoint is one of the device's addresses. It is the Receiver of what arrives there.
+// endpoint represents one address of the device. It is the link.Receiver of the packets that arrive at the address.
 type endpoint struct {
 	dev  *Device
 	addr netip.Addr
-	wire atomic.Pointer[boundEndpoint] // nil while the address is not the device's
+	wire atomic.Pointer[boundEndpoint] // nil while the device does not have the address
 }
 
 type boundEndpoint struct {
 	link.Endpoint
-	taker link.Taker       // the same; nil where it is none
-	batch link.BatchSender // the same; nil where it is none
+	taker link.Taker       // the Endpoint as a Taker; nil if it is none
+	batch link.BatchSender // the Endpoint as a BatchSender; nil if it is none
 }
 
-// SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an
-// interface that has gone is one that is down and has no address. The GID table follows (ib.GIDTable.Update). Queue pairs
-// and address handles keep the addresses that they were given: while one is
-// not there, or the port is down, what they send is lost. Consumers hear EventPortErr and EventPortActive of the port,
-// EventDeviceSpeedChange of the device, and EventGIDChange of each entry that changed.
+// SetInterface sets the state of the device's interface, and the addresses to use. For an interface that has been
+// removed, the caller passes an interface that is down, and no address. The GID table follows (ib.GIDTable.Update).
+// Queue pairs and address handles keep their addresses: while the address is missing, or the port is down, their
+// packets are lost. Consumers receive EventPortErr and EventPortActive of the port, EventDeviceSpeedChange of the
+// device, and EventGIDChange for each changed entry.
 //
-// An address that cannot be bound is left out, until the next call; Config.Logf tells why. SetInterface reports whether
-// anything changed. It may sleep, and must not be called from a callback.
+// SetInterface omits an address that cannot be bound, until the next call, and logs the error with Config.Logf. It
+// reports whether any state changed. It may sleep, and must not be called from a callback.
 func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed bool) {
 	c := &d.changes
 	c.Lock()
 	defer c.Unlock()
-	d.hw.follow(ifi, addrs) // also of a device that has gone: the next one begins with it
+	d.hw.follow(ifi, addrs) // also after Close: the next device begins with this state
 	if c.closed {
 		return false
 	}
@@ -79,7 +79,7 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	for _, a := range addrs {
 		e, err := d.bind(a)
 		if err != nil {
-			// An IPv6 address is not available while the kernel verifies that it is the only one. When it is, that is
+			// An IPv6 address is not available during duplicate address detection. The end of the detection is
 			// another change.
 			if why := err.Error(); c.warned[a] != why && !errors.Is(err, syscall.EADDRNOTAVAIL) {
 				c.warned[a] = why
@@ -118,7 +118,7 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 		was.Up != is.Up || was.Running != is.Running || was.MTU != is.MTU || was.Name != is.Name
 }
 
-// bind claims an address.
+// bind binds an address and returns its endpoint.
 //
 //verbena:held changes.Mutex
 func (d *Device) bind(a netip.Addr) (*endpoint, error) {
@@ -140,7 +140,7 @@ func (d *Device) bind(a netip.Addr) (*endpoint, error) {
 	return e, nil
 }
 
-// unbind gives an address up.
+// unbind releases the address of an endpoint.
 //
 //verbena:held changes.Mutex
 func (d *Device) unbind(e *endpoint) error {
@@ -153,7 +153,7 @@ func (d *Device) unbind(e *endpoint) error {
 	return err
 }
 
-// setDatagramMTU gives datagram queue pairs the port's MTU.
+// setDatagramMTU sets the path MTU of all datagram queue pairs to the MTU of the port.
 func setDatagramMTU(d *Device) {
 	mtu := d.activeMTU()
 	p := d.begin(false)

@@ -12,7 +12,7 @@ import (
 // The limits that QueryDevice reports hold for each program, and for the consumers in this process together. The tables
 // of the device have more room, so that a program at its limits leaves objects for others.
 
-// counted is a kind of objects with such a limit.
+// counted is a kind of object with such a limit.
 type counted int
 
 const (
@@ -39,8 +39,8 @@ var countLimits = [numCounted]struct {
 	countFlow: {1 << 14, "flows"},
 }
 
-// limitCounts lowers the limits to the numbers that the adapter's requests have room for. A program cannot use all of
-// them.
+// limitCounts lowers the limits to the numbers that fit into the adapter's requests. One program cannot use all
+// numbers.
 func (d *Device) limitCounts() {
 	if b := d.traits.QPSlotBits; b != 0 { // more than half, since the low bits of all numbers must differ
 		d.most[countQP] = 1<<(b-1) + 1
@@ -128,7 +128,7 @@ func (qp *QP) count() error {
 	return nil
 }
 
-// uncount is the opposite of count.
+// uncount undoes count.
 func (qp *QP) uncount() {
 	qp.dev.shares.remove(qp.owner)
 	qp.counts.remove(countQP)

@@ -22,56 +22,58 @@ import (
 	"verbena/uapi"
 )
 
-// Clock and Timer are the source of time of a device, for tests on virtual time.
+// Clock and Timer are the time source of a device. Tests replace them by virtual time.
 type (
 	Clock = clock.Clock
 	Timer = clock.Timer
 )
 
-// Config says what a device is made of.
+// Config is the configuration of a device.
 type Config struct {
 	// Layout is the form of the queues that programs share with the device.
 	Layout queue.Layout
-	// Name is the device's name. User space finds its provider by it: "rxe" and a number.
+	// Name is the name of the device, "rxe" and a number. User space finds its provider by the name.
 	Name string
-	// Netdev is the interface that the device stands on: its MAC address gives the GUIDs and the default GID, its
-	// MTU the path MTU, its state the port's state.
+	// Netdev is the network interface of the device. Its MAC address determines the GUIDs and the default GID, its
+	// MTU the path MTU, and its state the state of the port.
 	Netdev netdev.Interface
-	// Addrs are the addresses to use, at least one, usually those of Netdev; link-local ones with their zone.
+	// Addrs holds the addresses to use, at least one, usually those of Netdev. Link-local addresses have a zone.
 	Addrs []netip.Addr
-	// Network carries packets to where the Fabric does not reach.
+	// Network carries the packets to destinations outside the Fabric.
 	Network link.Network
-	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
-	// while there are any. Network leads through them.
+	// Faults holds the fault rules of Network, or is nil. The device itself applies the rules of kind RNR. While
+	// there are rules, the device does not use the Fabric.
 	Faults *link.Faults
-	// Taps see what takes the shortcut through the Fabric; Network has its own. nil: nobody does.
+	// Taps receives the packets that take the shortcut through the Fabric; nil: no taps. Network has taps of its own.
 	Taps *link.Taps
-	// Fabric, if not nil, is joined for as long as the device exists.
+	// Fabric, if not nil, is the Fabric that the device joins for its lifetime.
 	Fabric *Fabric
-	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
-	// lock of its own.
+	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device serialises its uses of
+	// Rand by a lock.
 	Rand *rand.Rand
-	// Clock is the source of timeouts; nil: that of the system.
+	// Clock is the source of timeouts; nil: the system clock.
 	Clock Clock
-	// NoProbe: nothing is sent again before the Local ACK Timeout (IBA 9.7.6.1.3). Otherwise the oldest packet without an
-	// acknowledgement is, after 4 ms, 8 ms and so on, where the timeout is longer.
+	// NoProbe turns off early retransmission: no packet is retransmitted before the Local ACK Timeout (IBA
+	// 9.7.6.1.3). Without NoProbe, the oldest unacknowledged packet is retransmitted after 4 ms, 8 ms and so on, if
+	// the timeout is longer.
 	NoProbe bool
-	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. The
-	// sizes of queues that the device advertises are within it, all together for one queue pair. It is at least
-	// [MinQueueMemory].
+	// QueueMemory is the maximum shared memory, in bytes, for the queues of a program; 0: no maximum. The maximum
+	// must be at least [MinQueueMemory]. The device advertises queue sizes of which one queue pair and one completion
+	// queue, at all their limits, fit into QueueMemory.
 	QueueMemory uint64
-	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
+	// Probed, if not nil, is called with each new device of the hardware, before its registration. Probed must not
 	// call methods of the Hardware.
 	Probed func(*Device)
-	// Recover has a panic of the engine reset the device, rather than end the process.
+	// Recover resets the device after a panic of the engine. Without Recover, the panic ends the process.
 	Recover bool
 	// Observer receives the failures of queue pairs; nil: no reports.
 	Observer driver.Observer
-	// Logf gets rare messages, one line each; nil: nobody.
+	// Logf receives rare messages, one line each; nil: messages are dropped.
 	Logf func(format string, args ...any)
 }
 
-// Device is a software RoCEv2 device with one port. Its methods are for its owner; the midlayer calls those of ops.
+// Device is a software RoCEv2 device with one port. The owner calls the methods of Device, and the midlayer calls the
+// methods of ops.
 type Device struct {
 	name     string
 	obj      *ib.DeviceHandle
@@ -91,7 +93,7 @@ type Device struct {
 	taps     *link.Taps
 	fabric   *Fabric
 	clock    clock.Clock
-	direct   atomic.Bool // the Fabric may be used, as long as there are no faults
+	direct   atomic.Bool // the Fabric may be used while there are no fault rules
 	counters counters
 	groups   groups
 	atomics  atomics
@@ -104,23 +106,23 @@ type Device struct {
 	mws     table[mw]          // likewise
 	ahs     table[ah]
 	srqs    table[srq]      // by the low bits of the number
-	keys    *keyGenerations // of mrs and mws; the hardware's, as are the next two
+	keys    *keyGenerations // for mrs and mws; hw has the memory of keys, qpKeys and srqKeys
 	qpKeys  *keyGenerations
 	srqKeys *keyGenerations
 
 	hw         *Hardware
-	stopped    atomic.Bool // the hardware carries nothing out any more
+	stopped    atomic.Bool // the device executes nothing any more; see Hardware
 	failed     atomic.Bool // in the error state
 	broken     atomic.Bool // a panic may have left locks behind; see panic.go
 	recovers   bool
 	breakpoint atomic.Pointer[breakpoint]
 	watchpoint atomic.Pointer[breakpoint] // see Hardware.BeforeWorkRequest
 
-	// epoch is a time of the clock, and epochNano the same in nanoseconds since 1970. See tick.
+	// epoch is a time of the clock, and epochNano is the same time in nanoseconds since 1970. See tick.
 	epoch     time.Time
 	epochNano int64
 
-	cqs struct { // all completion queues
+	cqs struct { // completion queues
 		sync.Mutex
 		m map[*cq]struct{}
 	}
@@ -130,20 +132,20 @@ type Device struct {
 		m map[ib.UserContext]*userContext
 	}
 
-	tracing sync.Mutex // held while a queue pair's trace begins or ends
+	tracing sync.Mutex // held while a trace of a queue pair begins or ends
 
-	passes   sync.Pool // of *pass
+	passes   sync.Pool // holds *pass
 	watchdog watchdog
-	workers  crew // passes that a goroutine of the device finishes
+	workers  crew // finishes long passes in goroutines
 	closed   atomic.Bool
 }
 
-// ops are the methods that the midlayer calls: ib.Driver and what else of package ib the device supports. (struct
-// ib_device_ops, rxe_dev_ops)
+// ops implements ib.Driver, and the optional interfaces of package ib that the device supports. The midlayer calls
+// its methods. (struct ib_device_ops, rxe_dev_ops)
 type ops struct{ dev *Device }
 
-// New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
-// of them is taken, by another program or by the kernel's own rxe. It may sleep.
+// New creates a device on hardware of its own, and binds its addresses. The device is ready for ib.Core.Register. The
+// error is EADDRINUSE if another program, or the kernel's rxe, has bound one of the addresses. New may sleep.
 func New(cfg Config) (*Device, error) { return NewHardware(cfg).probe() }
 
 //verbena:held hw.mu
@@ -219,7 +221,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 			d.Close()
 		}
 	}()
-	d.at.Store(&addressing{netdev: cfg.Netdev}) // for what arrives from now on
+	d.at.Store(&addressing{netdev: cfg.Netdev}) // for packets that arrive from now on
 	at := &addressing{netdev: cfg.Netdev}
 	for _, a := range cfg.Addrs {
 		e, err := d.bind(a) //verbena:allow held no other thread has the device yet
@@ -244,13 +246,13 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	return d, nil
 }
 
-// Handle is the device for ib.Core.Register.
+// Handle returns the device for ib.Core.Register.
 func (d *Device) Handle() *ib.DeviceHandle { return d.obj }
 
-// IB is the device as consumers see it.
+// IB returns the device for consumers.
 func (d *Device) IB() *ib.Device { return d.obj.Device() }
 
-// Endpoints are the device's places in the network, for statistics.
+// Endpoints returns the bound endpoints of the device, for statistics.
 func (d *Device) Endpoints() []link.Endpoint {
 	var w []link.Endpoint
 	for _, e := range d.at.Load().endpoints {
@@ -261,19 +263,19 @@ func (d *Device) Endpoints() []link.Endpoint {
 	return w
 }
 
-// closeGrace is how long Close waits for threads that are stopped in the memory of a program.
+// closeGrace is the maximum time for which Close waits for threads that are blocked in the memory of a program.
 const closeGrace = 100 * time.Millisecond
 
-// Close frees the addresses. It does not wait for threads that are stopped in the memory of a process which does not
-// answer: they end when it does. The device must not be registered, or be unregistered already. It may sleep, and must
-// not be called from a callback.
+// Close releases the addresses. Close waits at most closeGrace for threads that are blocked in the memory of a
+// process; such a thread ends when the process answers. The device must not be registered, or must be unregistered
+// already. Close may sleep, and must not be called from a callback.
 func (d *Device) Close() error {
 	if d.closed.Swap(true) {
 		return nil
 	}
 	var errs []error
 	d.changes.Lock()
-	d.changes.closed = true // first: a change of addresses that is under way would make the device known again
+	d.changes.closed = true // first: a later SetInterface must not enter the device into the Fabric again
 	d.fabric.leave(d)
 	for _, e := range d.changes.ends {
 		errs = append(errs, d.unbind(e))
@@ -291,10 +293,10 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Hardware is what the device is a life of.
+// Hardware returns the adapter of the device.
 func (d *Device) Hardware() *Hardware { return d.hw }
 
-// random may not sleep.
+// random returns a random number. It may not sleep.
 func (d *Device) random() uint32 {
 	r := &d.hw.numbers.rand
 	r.Lock()
@@ -302,7 +304,7 @@ func (d *Device) random() uint32 {
 	return r.Uint32()
 }
 
-// Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.
+// Limits with the values of the kernel's rxe (rxe_param.h).
 const (
 	maxRdAtomic  = 128
 	maxMsgSize   = 1 << 31
@@ -322,7 +324,7 @@ func (o ops) UserABI() (driverID, version uint32) { return o.dev.layout.UserABI(
 // CallsRefill implements ib.Refiller.
 func (o ops) CallsRefill() {}
 
-// Personality returns the layout of the queues. Its package distinguishes the drivers on this engine.
+// Personality returns the layout of the queues. The package of the layout identifies the driver.
 func (o ops) Personality() any { return o.dev.layout }
 
 // QueryDevice implements ib.Driver.
@@ -361,7 +363,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxPKeys:          1,
 		LocalCAAckDelay:   ackDelayCode,
 		PhysPorts:         1,
-		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
+		// The kernel copies memory, and faults in missing pages, so no page needs to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
 			RC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv | ib.ODPFlush |
@@ -376,14 +378,14 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 	return a, nil
 }
 
-// RespondDevice writes the driver's part of the attributes for a program.
+// RespondDevice writes the driver-private attributes for a program.
 func (o ops) RespondDevice(a *ib.DeviceAttr, u *ib.Udata) {
 	if f := o.dev.traits.RespondDevice; f != nil {
 		f(a, u)
 	}
 }
 
-// StoreDoorbells reports whether programs post without a call.
+// StoreDoorbells reports whether programs ring doorbells by stores, without a system call.
 func (o ops) StoreDoorbells() bool { return o.dev.traits.StoreDoorbells }
 
 // Methods implements ib.MethodDriver.
@@ -427,12 +429,12 @@ func (o ops) QueryPort(port int) (ib.PortAttr, error) {
 	return a, nil
 }
 
-// activeMTU is the largest path MTU that fits the interface; 256 where none does, as in rxe_set_mtu.
+// activeMTU returns the largest path MTU that fits the interface, or 256 if none fits, as in rxe_set_mtu.
 func (d *Device) activeMTU() ib.MTU {
 	return max(roce.MTUFromLink(d.at.Load().netdev.MTU), ib.MTU256)
 }
 
-// userContext is what the driver keeps for an open device file.
+// userContext is the state of an open device file.
 type userContext struct {
 	ib.UserContext
 	queues  queue.Program
@@ -442,7 +444,7 @@ type userContext struct {
 	counts  objectCounts
 }
 
-// libraryFault reports a fault of the program's library. It may not sleep.
+// libraryFault reports a fault of the program's library to the user context. It may not sleep.
 func (c *userContext) libraryFault(fault ib.LibraryFault) {
 	if l, ok := c.UserContext.(ib.LibraryFaulter); ok {
 		l.LibraryFault(fault)
@@ -478,7 +480,7 @@ func (o ops) DeallocUserContext(u ib.UserContext) {
 	}
 }
 
-// context finds the context that a command came from, nil if from a consumer in this process.
+// context returns the user context of a command, or nil for a command of a consumer in this process.
 func (d *Device) context(u *ib.Udata) *userContext {
 	if u == nil || u.Context == nil {
 		return nil

@@ -12,11 +12,11 @@ import (
 	"verbena/link"
 )
 
-// Fabric is a set of devices in one process that reach each other without the network: a packet from one to
-// another is handed over in memory, by the thread that made it. The bytes, and what is done with them, are the
-// same as on the wire, save the ICRC. The zero Fabric is ready for use and safe for concurrent use.
+// Fabric is a set of devices in one process that reach each other without the network. The thread that builds a
+// packet hands it to the other device in memory. The bytes and their processing are the same as on the wire, except
+// for the ICRC. The zero Fabric is ready for use and safe for concurrent use.
 type Fabric struct {
-	mu   sync.Mutex                 // one change at a time
+	mu   sync.Mutex                 // serialises changes
 	view atomic.Pointer[fabricView] // replaced, not changed
 }
 
@@ -37,7 +37,7 @@ func (f *Fabric) load() *fabricView {
 
 var noFabric fabricView
 
-// join makes the device known by its addresses and its default GID.
+// join enters the device under its addresses and its default GID.
 func (f *Fabric) join(d *Device) error {
 	if f == nil {
 		return nil
@@ -55,7 +55,7 @@ func (f *Fabric) join(d *Device) error {
 	return nil
 }
 
-// add enters a device under what is not another's.
+// add enters a device under its addresses and its default GID. It skips keys that another device has.
 func (v *fabricView) add(d *Device) {
 	at := d.at.Load()
 	for _, e := range at.endpoints {
@@ -68,7 +68,7 @@ func (v *fabricView) add(d *Device) {
 	}
 }
 
-// update makes a device known by its present addresses.
+// update replaces the addresses of a device by its present ones.
 func (f *Fabric) update(d *Device) {
 	if f == nil {
 		return
@@ -80,7 +80,7 @@ func (f *Fabric) update(d *Device) {
 	f.view.Store(v)
 }
 
-// leave is the opposite of join.
+// leave removes the device.
 func (f *Fabric) leave(d *Device) {
 	if f == nil {
 		return
@@ -106,7 +106,7 @@ func (f *Fabric) copyView(without *Device) *fabricView {
 	return v
 }
 
-// peer returns the device of the Fabric that the path leads to, nil if there is none.
+// peer returns the device of the Fabric at the end of the path, or nil.
 func (p *path) peer() *Device { return p.lookUp().peer }
 
 func (p *path) lookUp() *resolved {
@@ -126,25 +126,25 @@ func (p *path) lookUp() *resolved {
 	return r
 }
 
-// direct reports whether a train that is built now is likely to be handed to a device of the Fabric.
+// direct reports whether a train that is built now will probably be handed to a device of the Fabric.
 func (p *path) direct() bool {
 	d, peer := p.from.dev, p.peer()
 	return peer != nil && d.allowsShortcut() && peer.allowsShortcut() && !d.taps.On() && !peer.taps.On()
 }
 
-// resolved is where a path leads, as long as the Fabric does not change.
+// resolved is the cached destination of a path. It is valid until the Fabric changes.
 type resolved struct {
 	in   *fabricView
-	peer *Device   // nil: to the network
-	to   *endpoint // of peer; nil where it is none any more
+	peer *Device   // nil: the path leads to the network
+	to   *endpoint // endpoint of peer; nil if peer no longer has the address
 }
 
-// allowsShortcut: fault rules work on packets on the wire.
+// allowsShortcut reports whether packets may skip the network. Fault rules apply only to packets on the wire.
 func (d *Device) allowsShortcut() bool { return d.direct.Load() && !d.faults.Active() }
 
-// SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
-// where both devices allow it, which is how a device starts, and neither has fault rules. It holds for all devices of
-// the same hardware to come.
+// SetShortcut sets whether packets to and from other devices of the Fabric may skip the network. Packets skip the
+// network if both devices allow it and neither has fault rules. A new device allows the shortcut. The setting also
+// applies to all later devices of the same hardware.
 func (d *Device) SetShortcut(on bool) {
 	d.hw.travels.Store(!on)
 	d.direct.Store(on)
@@ -157,13 +157,13 @@ func intrudes(qp, to *QP) bool {
 	return to != nil && !qp.datagram && !to.datagram && to.peer.Load() != qp.num
 }
 
-// ready reports whether packets can leave: the address is there, and the port is active.
+// ready reports whether packets can leave: the address is bound, and the port is active.
 func (e *endpoint) ready() bool { return e.wire.Load() != nil && e.dev.at.Load().up() }
 
 // up reports whether the port is active: the interface is up, and has a carrier.
 func (a *addressing) up() bool { return a.netdev.Up && a.netdev.Running }
 
-// send is link.Endpoint.Send; without the address it says link.ErrNoRoute.
+// send sends a train through the bound endpoint. The error is link.ErrNoRoute if the address is not bound.
 func (e *endpoint) send(t *link.Train) error {
 	if w := e.wire.Load(); w != nil {
 		return w.Send(t)

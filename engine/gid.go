@@ -12,7 +12,7 @@ import (
 // gidTableLen is the length of the GID table, nearly all of it empty (RXE_PORT_GID_TBL_LEN).
 const gidTableLen = 1024
 
-// newGIDTable makes the table of the port.
+// newGIDTable returns the GID table of the port.
 func newGIDTable(t *queue.Traits) *ib.GIDTable {
 	if t.AddressGIDs {
 		return ib.NewAddressGIDTable()

@@ -18,8 +18,8 @@ import (
 	"verbena/roce"
 )
 
-// Hardware is what stands for the adapter: it stays when a [Device], one life of it from probe to removal, ends by a
-// reset or an unplug, and it can be made to fail. It implements [driver.Hardware].
+// Hardware represents the adapter, which outlives its devices. A [Device] is one life of the adapter from probe to
+// removal, and ends by a reset or an unplug. An adapter can be made to fail. Hardware implements [driver.Hardware].
 //
 //	             Hang               Reset, Probe
 //	running --------------> hung ---------------------+
@@ -28,29 +28,29 @@ import (
 //	   |  +---Die---------> dead, for good            |
 //	   +----------------------------------------------+
 //
-// From Hang, Disconnect, Die and Reset on the present device carries nothing out any more: no work request, no packet
-// that arrives, no timeout. What the driver does without the adapter goes on: it accepts work requests and commands,
-// and flushes in the error state. A device that was stopped stays so; only the next one works.
+// After Hang, Disconnect, Die and Reset, the present device executes no work request, and processes no packet and no
+// timeout. The driver continues with its functions that need no adapter: it accepts work requests and commands, and
+// flushes in the error state. A stopped device stays stopped. Only the next device works.
 //
-// The numbers that the adapter gives out, those of queue pairs and keys, go on from one device to the next, so that what
-// a peer or a program still knows of the old one means nothing to the new one: a queue pair's number comes back after
-// 16 million others, a key's index after 134 million.
+// The numbers of queue pairs and keys continue from one device to the next. A number that a peer or a program still
+// has from the old device is thus invalid on the new device. A queue pair number returns after 16 million others, and
+// the index of a key after 134 million.
 type Hardware struct {
 	cfg     Config
-	guid    uint64 // of the node
+	guid    uint64 // node GUID
 	numbers numbers
 	travels atomic.Bool // devices do not use the Fabric
 
-	dev atomic.Pointer[Device] // the present one, nil if there is none; written under mu
+	dev atomic.Pointer[Device] // the present device, or nil; written under mu
 
 	mu      sync.Mutex
 	state   driver.State
-	changed chan struct{} // closed, and replaced, when the state changes
+	changed chan struct{} // closed and replaced when the state changes
 }
 
-// numbers is where the next device begins to give out numbers.
+// numbers holds the first free numbers for the next device.
 type numbers struct {
-	qps, mrs, mws, srqs   uint32 // numbers used fresh by the devices so far
+	qps, mrs, mws, srqs   uint32 // counts of numbers that the devices so far have allocated at least once
 	qpKeys, keys, srqKeys keyGenerations
 
 	rand struct {
@@ -59,7 +59,7 @@ type numbers struct {
 	}
 }
 
-// NewHardware makes an adapter that works. What cfg says is true of all its devices.
+// NewHardware returns a working adapter. cfg applies to all its devices.
 func NewHardware(cfg Config) *Hardware {
 	h := &Hardware{cfg: cfg, guid: nodeGUID(&cfg), changed: make(chan struct{})}
 	h.numbers.rand.Rand = cfg.Rand
@@ -69,8 +69,8 @@ func NewHardware(cfg Config) *Hardware {
 	return h
 }
 
-// OpenHardware makes an adapter with a layout for a service, as driver.Driver.Open does. Its devices join a Fabric. A
-// panic of the engine resets the device.
+// OpenHardware returns an adapter with a layout for a service, for use by driver.Driver.Open. The devices of the
+// adapter join a Fabric. A panic of the engine resets the device.
 func OpenHardware(q queue.Layout, f *Fabric, c driver.Config) *Hardware {
 	return NewHardware(Config{
 		Layout:      q,
@@ -94,8 +94,9 @@ func OpenHardware(q queue.Layout, f *Fabric, c driver.Config) *Hardware {
 	})
 }
 
-// nodeGUID returns the GUID of a node: of the interface's MAC address, as the kernel has it. Programs tell adapters apart by it, so
-// that devices of an interface without a MAC address, of which there may be many, have it of their first address.
+// nodeGUID returns the GUID of a node. Like the kernel, it derives the GUID from the MAC address of the interface.
+// Programs distinguish adapters by the GUID. There may be many interfaces without a MAC address, so for these
+// nodeGUID derives the GUID from the first address of the device.
 func nodeGUID(cfg *Config) uint64 {
 	var mac [6]byte
 	copy(mac[:], cfg.Netdev.MAC)
@@ -107,8 +108,8 @@ func nodeGUID(cfg *Config) uint64 {
 	return binary.BigEndian.Uint64(id[:])
 }
 
-// Probe implements slot.Hardware: it makes a device, as New does. An adapter that was hung has been plugged in anew, and
-// works. It may sleep.
+// Probe implements slot.Hardware: it creates a device, as New does. A hung adapter counts as plugged in again, and
+// works. Probe may sleep.
 func (h *Hardware) Probe() (slot.Device, error) {
 	d, err := h.probe()
 	if err != nil {
@@ -137,7 +138,7 @@ func (h *Hardware) probe() (*Device, error) {
 	return d, nil
 }
 
-// released is called when the device gives the adapter back.
+// released removes a closed device from the adapter, and adds the numbers that the device has used.
 func (h *Hardware) released(d *Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -148,7 +149,7 @@ func (h *Hardware) released(d *Device) {
 	h.dev.CompareAndSwap(d, nil)
 }
 
-// follow notes what the interface is like, for the next device. It may sleep.
+// follow stores the state of the interface for the next device. It may sleep.
 func (h *Hardware) follow(ifi netdev.Interface, addrs []netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -158,7 +159,7 @@ func (h *Hardware) follow(ifi netdev.Interface, addrs []netip.Addr) {
 	}
 }
 
-// Device returns the present device, nil if there is none. It may not sleep.
+// Device returns the present device, or nil. It may not sleep.
 func (h *Hardware) Device() driver.Device {
 	if d := h.dev.Load(); d != nil {
 		return d
@@ -166,7 +167,7 @@ func (h *Hardware) Device() driver.Device {
 	return nil
 }
 
-// State is the present state. It may not sleep.
+// State returns the present state of the adapter. It may not sleep.
 func (h *Hardware) State() driver.State {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -188,44 +189,45 @@ func (h *Hardware) set(s driver.State) {
 	h.changed = make(chan struct{})
 }
 
-// Hang has the adapter stop working; nobody is told. It may not sleep.
+// Hang stops the adapter without any notice. It may not sleep.
 func (h *Hardware) Hang() { h.set(driver.Hung) }
 
-// Silence has the present device give user contexts no more completions, not even flush errors when it enters the error state or
-// they are cut off: this is what programs see of the kernel's rxe, whose contexts are destroyed without a flush. The next device is
-// an ordinary one. It may not sleep.
+// Silence suppresses all further completions of the present device to user contexts, including the flush errors of
+// the error state and of disassociation. The kernel's rxe behaves like this towards programs: it destroys their
+// contexts without a flush. The next device delivers completions again. Silence may not sleep.
 func (h *Hardware) Silence() {
 	if d := h.dev.Load(); d != nil {
 		d.silent.Store(true)
 	}
 }
 
-// Disconnect has the adapter not answer until Return. It may not sleep.
+// Disconnect makes the adapter unreachable until Return. It may not sleep.
 func (h *Hardware) Disconnect() { h.set(driver.Unreachable) }
 
-// Die has the adapter not answer for good. It may not sleep.
+// Die makes the adapter unreachable permanently. It may not sleep.
 func (h *Hardware) Die() { h.set(driver.Dead) }
 
-// Return ends what Disconnect began: the platform has reset the adapter, and it answers. Otherwise nothing happens. It
-// may not sleep.
+// Return ends Disconnect: the platform has reset the adapter, which answers again. In any other state Return does
+// nothing. It may not sleep.
 func (h *Hardware) Return() {
 	if h.State() == driver.Unreachable {
 		h.set(driver.Running)
 	}
 }
 
-// Reset implements slot.Hardware: the present device stops, and the adapter works again. EIO when it does not answer. It
-// may sleep.
+// Reset implements slot.Hardware: the present device stops, and the adapter works again. The error is EIO if the
+// adapter does not answer. Reset may sleep.
 func (h *Hardware) Reset(context.Context) error {
 	switch s := h.State(); s {
 	case driver.Unreachable, driver.Dead:
-		return fmt.Errorf("the adapter is %v: %w", s, syscall.EIO) // the slot says whose it is
+		return fmt.Errorf("the adapter is %v: %w", s, syscall.EIO) // the slot adds the device
 	}
 	h.set(driver.Running)
 	return nil
 }
 
-// Await implements slot.Hardware: it waits until the adapter answers. EIO when it is dead. It may sleep.
+// Await implements slot.Hardware: it waits until the adapter answers. The error is EIO if the adapter is dead. Await
+// may sleep.
 func (h *Hardware) Await(ctx context.Context) error {
 	for {
 		h.mu.Lock()
@@ -245,17 +247,17 @@ func (h *Hardware) Await(ctx context.Context) error {
 	}
 }
 
-// AtWorkRequest implements slot.Stopper: the present device stops when it is about to carry out the n-th send work
-// request from now, and f is called, without sleeping, from where that cannot be told. It reports false when there is no
-// device. A second call replaces the first; n 0: nowhere. It may not sleep.
+// AtWorkRequest implements slot.Stopper: the present device stops before it executes the n-th send work request from
+// now, and calls f on an unspecified thread; f must not sleep. AtWorkRequest returns false if there is no device. A
+// second call replaces the first, and n 0 removes the breakpoint. AtWorkRequest may not sleep.
 func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
 	d := h.dev.Load()
 	return d != nil && setBreakpoint(&d.breakpoint, n, f)
 }
 
-// BeforeWorkRequest has f called, without sleeping, from an unspecified thread, when the present device is about to execute
-// the n-th send work request from now. It reports false when there is no device. A second call replaces the first; n 0:
-// nowhere. It may not sleep.
+// BeforeWorkRequest arranges a call of f before the present device executes the n-th send work request from now. The
+// call is made on an unspecified thread; f must not sleep. BeforeWorkRequest returns false if there is no device. A
+// second call replaces the first, and n 0 removes the breakpoint. BeforeWorkRequest may not sleep.
 func (h *Hardware) BeforeWorkRequest(n uint64, f func()) bool {
 	d := h.dev.Load()
 	return d != nil && setBreakpoint(&d.watchpoint, n, f)

@@ -1,13 +1,13 @@
 package engine
 
-// life is how much of a queue pair, or of a shared receive queue, is still there. It only goes forward, and may skip
-// states.
+// life is the stage in the end of a queue pair or of a shared receive queue. A life only advances, and may skip
+// stages.
 //
 //	whole --> ringless --> detached --> destroyed
 //
-// ringless: the program has taken the memory of a ring away; the queue pair goes to ERR, and what lies in the ring is
-// lost. detached: the context of the program was disassociated; the queue pair has been flushed, and its rings are not
-// looked at any more. destroyed: Destroy has begun; pointers to it may still be around.
+// ringless: the program has removed the memory of a ring; the queue pair goes to ERR, and the entries of the ring are
+// lost. detached: the context of the program was disassociated; the queue pair has been flushed, and no thread reads
+// its rings any more. destroyed: Destroy has begun; pointers to the object may still exist.
 type life uint8
 
 const (
@@ -17,7 +17,7 @@ const (
 	destroyed
 )
 
-// reach goes forward to a state, or stays where it is beyond that.
+// reach advances to a stage, or keeps a later stage.
 func (l *life) reach(to life) { *l = max(*l, to) }
 
 // drain is the state of a send queue that is being drained (SQD, IBA 10.3.1).

@@ -7,16 +7,17 @@ import (
 	"verbena/engine/queue"
 )
 
-// limits are what the device says the sizes of queues can be.
+// limits holds the maximum queue sizes that the device advertises.
 type limits struct {
-	wr     uint32 // of send, receive and shared receive queues
+	wr     uint32 // length of send, receive and shared receive queues
 	cqe    int
 	sge    uint32 // elements of a work request
 	inline uint32 // bytes
 }
 
-// limitsIn returns the largest limits with which a queue pair at all its limits and a completion queue at its own fit
-// into the memory, in bytes, that a program can have for its queues; 0 is no bound. ENOMEM below MinQueueMemory.
+// limitsIn returns the largest limits with which one queue pair and one completion queue, at all their limits, fit
+// into the memory for the queues of a program. memory is in bytes; 0: no maximum. The error is ENOMEM if memory is
+// below MinQueueMemory.
 func limitsIn(q queue.Layout, memory uint64) (limits, error) {
 	most := q.Limits()
 	l := limits{wr: most.WR, cqe: most.CQE, sge: most.SGE, inline: most.Inline}
@@ -39,14 +40,14 @@ func limitsIn(q queue.Layout, memory uint64) (limits, error) {
 	return l, nil
 }
 
-// MinQueueMemory returns the least Config.QueueMemory, in bytes, with which a device with a layout can be made.
+// MinQueueMemory returns the minimum of Config.QueueMemory, in bytes, for a device with a layout.
 func MinQueueMemory(q queue.Layout) uint64 {
 	context, work, completions := q.Memory(1, 1)
 	return context + work + completions
 }
 
-// QueueLimits returns the longest work queue and completion queue, in entries, that a device with a layout and that
-// Config.QueueMemory has. The error is that of New.
+// QueueLimits returns the maximum lengths of a work queue and a completion queue, in entries, for a device with a
+// layout and a Config.QueueMemory. The error is the same as from New.
 func QueueLimits(q queue.Layout, memory uint64) (work, completions int, err error) {
 	l, err := limitsIn(q, memory)
 	return int(l.wr), l.cqe, err

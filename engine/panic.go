@@ -6,9 +6,9 @@ import (
 	"syscall"
 )
 
-// A panic is a bug. It may leave the state of a queue pair half changed, which is run by no thread from then on: nothing that
-// the device has is to be relied on any more. With Config.Recover the device fails (ib.DeviceHandle.Fail), and a reset replaces
-// it. Until then, and while its contexts and consumers go, no thread waits for its queue pairs.
+// A panic is a bug. It can leave the state of a queue pair half changed. No thread runs that queue pair any more, and
+// no state of the device is reliable. With Config.Recover the device fails (ib.DeviceHandle.Fail), and a reset
+// replaces the device. Until then, and while its contexts and consumers close, no thread waits for its queue pairs.
 
 // caught recovers a panic of a pass. It must be deferred directly.
 func (p *pass) caught() {
@@ -20,7 +20,8 @@ func (p *pass) caught() {
 	}
 }
 
-// caughtHolding does the same for a pass that has callbacks, which it runs. It must be deferred directly.
+// caughtHolding recovers a panic of a pass that holds callbacks, and runs the callbacks. It must be deferred
+// directly.
 func (p *pass) caughtHolding() {
 	if !p.dev.recovers {
 		return
@@ -31,7 +32,7 @@ func (p *pass) caughtHolding() {
 	}
 }
 
-// caughtAs does the same in a method that returns an error.
+// caughtAs recovers a panic of a pass and stores an error for the method to return. It must be deferred directly.
 func (p *pass) caughtAs(err *error) {
 	if !p.dev.recovers {
 		return
@@ -42,7 +43,7 @@ func (p *pass) caughtAs(err *error) {
 	}
 }
 
-// panicked ends the pass. The last queue pair that it has run stays as it is.
+// panicked ends the pass after a panic. The queue pair that the pass ran last keeps its state.
 func (p *pass) panicked(r any) {
 	why := fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 	p.dev.fail(why)
@@ -63,7 +64,7 @@ func (p *pass) panicked(r any) {
 	takeOver(p, p.dev.begin(false))
 }
 
-// fail ends all waiting for queue pairs, and asks the device's owner for a reset.
+// fail ends all waits for queue pairs of the device, and asks the device's owner for a reset.
 func (d *Device) fail(why error) {
 	if d.broken.Swap(true) {
 		return
@@ -75,5 +76,5 @@ func (d *Device) fail(why error) {
 		p.forgiveOne(qp) // its senders, on other devices, go on
 	}
 	d.workers.start(p.finish)
-	d.workers.start(func() { d.obj.Fail(why) }) // which writes to the log
+	d.workers.start(func() { d.obj.Fail(why) }) // Fail writes to the log
 }

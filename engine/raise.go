@@ -2,8 +2,8 @@ package engine
 
 import "verbena/ib"
 
-// RaiseQP raises an event of a queue pair, as if it had happened: its state does not change. It reports false if there is no
-// such queue pair. It may not sleep.
+// RaiseQP raises an event of a queue pair without a cause: the state of the queue pair does not change. RaiseQP
+// returns false if there is no such queue pair. It may not sleep.
 func (d *Device) RaiseQP(num uint32, e ib.EventType) bool {
 	qp := d.qp(num)
 	if qp == nil {
@@ -19,7 +19,7 @@ func (d *Device) RaiseQP(num uint32, e ib.EventType) bool {
 	return true
 }
 
-// RaiseCQ does the same with a completion queue, which must not be destroyed meanwhile.
+// RaiseCQ raises an event of a completion queue, like RaiseQP. The queue must not be destroyed meanwhile.
 func (d *Device) RaiseCQ(of *ib.CQ, e ib.EventType) bool {
 	c, ok := ib.As[*cq](d.obj.CQ(of))
 	if ok {
@@ -30,7 +30,7 @@ func (d *Device) RaiseCQ(of *ib.CQ, e ib.EventType) bool {
 	return ok
 }
 
-// RaiseSRQ does the same with a shared receive queue, which must not be destroyed meanwhile.
+// RaiseSRQ raises an event of a shared receive queue, like RaiseQP. The queue must not be destroyed meanwhile.
 func (d *Device) RaiseSRQ(of *ib.SRQ, e ib.EventType) bool {
 	s, ok := ib.As[*srq](d.obj.SRQ(of))
 	if ok {

@@ -7,19 +7,19 @@ import (
 	"sync/atomic"
 )
 
-// table maps small numbers to objects. Lookup takes no lock. Numbers are given out oldest first, so that a number
-// that was in use until just now stays unused for as long as possible.
+// table maps small numbers to objects. Lookup takes no lock. Freed numbers are allocated again in the order of their
+// release, and late, so that a freed number stays unused for a long time.
 type table[T any] struct {
 	chunks [tableChunks]atomic.Pointer[tableChunk[T]]
 
 	mu      sync.Mutex
 	first   uint32 // lowest number
-	limit   uint32 // numbers are below this
-	start   uint32 // the number that is given out first, counted from first; they go up, and around
-	fresh   uint32 // how many were ever used
+	limit   uint32 // exclusive upper bound of the numbers
+	start   uint32 // offset from first of the first allocation; numbers ascend, and wrap around
+	fresh   uint32 // count of numbers that were allocated at least once
 	freed   []uint32
-	head    int      // freed[:head] were given out again
-	claimed []uint32 // below first
+	head    int      // freed[:head] are allocated again
+	claimed []uint32 // allocated numbers below first
 }
 
 const (
@@ -30,27 +30,27 @@ const (
 
 type tableChunk[T any] [1 << chunkBits]atomic.Pointer[T]
 
-// init sets the range of numbers, first to limit-1; limit is at most tableMax.
+// init sets the range of numbers, from first to limit-1; limit is at most tableMax.
 func (t *table[T]) init(first, limit uint32) { t.first, t.limit = first, limit }
 
-// skip has the first n numbers given out last.
+// skip moves the first n numbers to the end of the order of allocation.
 func (t *table[T]) skip(n uint32) { t.start = n % (t.limit - t.first) }
 
-// nth is the number that is the n-th to be given out.
+// nth returns the n-th number in the order of allocation.
 func (t *table[T]) nth(n uint32) uint32 { return t.first + (t.start+n)%(t.limit-t.first) }
 
-// used is how many numbers were ever given out.
+// used returns the count of numbers that were allocated at least once.
 func (t *table[T]) used() uint32 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.fresh
 }
 
-// reserve takes a number, false if there is none left. Lookups do not find it until it is set.
+// reserve allocates a number, or returns false if none is left. Lookups find no object under the number until set.
 func (t *table[T]) reserve() (uint32, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// Reuse late: only when as many are free as a quarter of those ever used.
+	// Reuse late: only if more than a quarter of the numbers allocated so far are free, or if no fresh one is left.
 	if free := len(t.freed) - t.head; t.fresh == t.limit-t.first && free > 0 || free > 64 && free > int(t.fresh)/4 {
 		n := t.freed[t.head]
 		if t.head++; t.head == len(t.freed) {
@@ -69,7 +69,7 @@ func (t *table[T]) reserve() (uint32, bool) {
 	return n, true
 }
 
-// claim takes a number below the lowest, false if it is taken. Lookups do not find it until it is set.
+// claim allocates a number below first, or returns false if the number is taken. Lookups find no object until set.
 func (t *table[T]) claim(n uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +81,7 @@ func (t *table[T]) claim(n uint32) bool {
 	return true
 }
 
-// grow makes room for a number.
+// grow allocates the chunk of a number.
 //
 //verbena:held mu
 func (t *table[T]) grow(n uint32) {
@@ -90,12 +90,12 @@ func (t *table[T]) grow(n uint32) {
 	}
 }
 
-// set makes a reserved number refer to v.
+// set stores v under a reserved number.
 func (t *table[T]) set(n uint32, v *T) {
 	t.chunks[n>>chunkBits].Load()[n&(1<<chunkBits-1)].Store(v)
 }
 
-// get finds what n refers to, nil if nothing.
+// get returns the object with number n, or nil.
 func (t *table[T]) get(n uint32) *T {
 	if n >= tableMax {
 		return nil
@@ -107,7 +107,7 @@ func (t *table[T]) get(n uint32) *T {
 	return c[n&(1<<chunkBits-1)].Load()
 }
 
-// all goes through what is referred to.
+// all returns an iterator over the objects.
 func (t *table[T]) all() iter.Seq[*T] {
 	t.mu.Lock()
 	end, claimed := t.fresh, slices.Clone(t.claimed)
@@ -126,7 +126,7 @@ func (t *table[T]) all() iter.Seq[*T] {
 	}
 }
 
-// drop makes n refer to nothing, and free.
+// drop removes the object with number n, and frees the number.
 func (t *table[T]) drop(n uint32) {
 	t.set(n, nil)
 	t.mu.Lock()
@@ -138,7 +138,7 @@ func (t *table[T]) drop(n uint32) {
 	t.freed = append(t.freed, n)
 }
 
-// qp finds a queue pair by its number.
+// qp returns the queue pair with a number, or nil.
 func (d *Device) qp(num uint32) *QP {
 	if qp := d.qps.get(d.qpBits.slotOf(num)); qp != nil && qp.num == num {
 		return qp
