@@ -37,8 +37,8 @@ func (m *mr) Map(r *umem.Region) error {
 	return nil
 }
 
-// fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the
-// low bits are the consumer's (IBA 10.6.3). The addresses are those of Map. Its pass has no access in flight.
+// fastReg executes a WRRegMR. The region must be free, mapped, and in the queue pair's domain. The consumer chooses
+// only the low bits of the key (IBA 10.6.3). The addresses are those of Map. The pass has no access in flight.
 // (rxe_reg_fast_mr)
 func (r *requester) fastReg(b *queue.Bind) uapi.WCStatus {
 	qp := r.qp
@@ -58,11 +58,11 @@ func (r *requester) fastReg(b *queue.Bind) uapi.WCStatus {
 	return uapi.WCSuccess
 }
 
-// invalidate makes a region of AllocMR free again; not while windows are bound to it. (rxe_invalidate_mr, which takes
-// any region)
+// invalidate makes a region of AllocMR free again. It fails while windows are bound to the region.
+// (rxe_invalidate_mr, which accepts any region)
 func (m *mr) invalidate(qp *QP, key uint32) bool {
 	is := func(g *grant) bool { return m.fast && g != nil && g.key == key && g.pd == qp.resp.domain() }
-	if !is(m.grant.Load()) { // the lock may wait for memory of the program that has the region
+	if !is(m.grant.Load()) { // mu can wait for the memory of another program
 		return false
 	}
 	m.mu.Lock()
@@ -74,8 +74,8 @@ func (m *mr) invalidate(qp *QP, key uint32) bool {
 	return true
 }
 
-// invalidate ends what a work request registered or bound: for a LOCAL_INV, or a SEND with invalidate of the peer. When
-// it returns no access by the key is in flight. Its pass has no access in flight.
+// invalidate ends a registration or a bind of a work request, for a LOCAL_INV or for a SEND with invalidate of the
+// peer. When invalidate returns, no access by the key is in flight. The pass has no access in flight.
 func (qp *QP) invalidate(key uint32) bool {
 	if m := qp.dev.mrs.get(key >> 8); m != nil {
 		return m.invalidate(qp, key)
@@ -84,9 +84,9 @@ func (qp *QP) invalidate(key uint32) bool {
 	return w != nil && w.invalidate(qp, key)
 }
 
-// doLocal carries out a work request that makes no packets. It reports whether the requester may go on. What it binds or
-// registers is there for the work requests behind it; an invalidation waits until those before it are complete, since
-// they may be sent again, and need their memory then. Once done it is not done again after a retry.
+// doLocal executes a work request that makes no packets. It reports whether the requester may continue. A bind or a
+// registration takes effect for the next work request. An invalidation waits until all earlier work requests are
+// complete, since a retransmission reads their memory again. A retry does not repeat the execution.
 func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	if !r.snd.LocalDone() {
@@ -94,7 +94,7 @@ func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 			return false
 		}
 		p.fill(qp)
-		p.enter(qp) // these wait for copies
+		p.enter(qp) // the operations below wait for copies
 		switch w.Opcode {
 		case uapi.WRLocalInv:
 			if !qp.invalidate(w.Imm.InvalidateRKey()) {
@@ -107,7 +107,7 @@ func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 		}
 		p.leave()
 		if w.status != uapi.WCSuccess {
-			return true // it ends with that when those before it are complete
+			return true // completes with this status after the earlier requests
 		}
 	}
 	r.succeed(r.snd.SkipLocal())

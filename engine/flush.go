@@ -11,9 +11,9 @@ import (
 	"verbena/uapi"
 )
 
-// FLUSH and ATOMIC WRITE (IBA annex A19): one packet each, answered by an RDMA READ response of no length.
+// FLUSH and ATOMIC WRITE (IBA annex A19) have one packet each. The response is an RDMA READ response without payload.
 
-// executeAtomicWrite stores 8 bytes at once, after all that came before.
+// executeAtomicWrite stores 8 bytes at once, after the data of all earlier requests.
 func (r *responder) executeAtomicWrite(p *pass, k *packet) (verdict, transport.Check) {
 	qp, h := r.qp, k.RETH()
 	switch {
@@ -43,7 +43,7 @@ func (r *responder) executeAtomicWrite(p *pass, k *packet) (verdict, transport.C
 	return accepted, 0
 }
 
-// atomicWrite stores 8 bytes, also as far as the atomic operations see.
+// atomicWrite stores 8 bytes. The store is atomic with regard to the atomic operations.
 func (g *grant) atomicWrite(addr uint64, b []byte) error {
 	a := g.mr.atomics
 	a.Lock()
@@ -53,9 +53,8 @@ func (g *grant) atomicWrite(addr uint64, b []byte) error {
 	return g.write(a.vec[:], addr, atomicLen)
 }
 
-// executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that
-// keeps it without power is not offered: no region can have the right for that placement, whatever the queue pair's
-// are.
+// executeFlush stores the data of all earlier requests in memory, visible to all processors (IBA A19.4). The device
+// does not offer persistent memory: no region can have the right to it, even if the queue pair has.
 func (r *responder) executeFlush(p *pass, k *packet) (verdict, transport.Check) {
 	qp, f, h := r.qp, k.FETH(), k.RETH()
 	need := ib.AccessFlags(0)
@@ -88,7 +87,7 @@ func (r *responder) executeFlush(p *pass, k *packet) (verdict, transport.Check) 
 	return accepted, 0
 }
 
-// checkSingle checks a FLUSH or an ATOMIC WRITE. The data of an ATOMIC WRITE are always inline.
+// checkSingle checks a FLUSH or an ATOMIC WRITE. The data of an ATOMIC WRITE is always inline.
 func (r *requester) checkSingle(w *sendWQE) uapi.WCStatus {
 	w.Flags &^= uapi.SendInline
 	switch {
@@ -107,7 +106,7 @@ func (r *requester) checkSingle(w *sendWQE) uapi.WCStatus {
 	return uapi.WCSuccess
 }
 
-// describeMemory is describe for the work requests about memory, windows and regions.
+// describeMemory implements describe for the work requests on memory, windows and regions.
 func (r *requester) describeMemory(w *queue.Send, wr *ib.SendWR) error {
 	qp := r.qp
 	invalid := func(format string, args ...any) error {

@@ -9,8 +9,8 @@ import (
 	"verbena/umem"
 )
 
-// grant is what a key stands for: rights to a range of registered memory. It does not change: whatever changes a
-// region or a window puts another grant, or none, behind the key, and revokes the one before.
+// grant holds the rights of a key to a range of registered memory. It does not change: a change of a region or a
+// window stores new rights, or none, under the key, and revokes the old rights.
 //
 //	region of RegMR     granted by RegMR, Rereg    until Rereg, Dereg
 //	region of AllocMR   granted by WRRegMR         until invalidated, Dereg
@@ -20,41 +20,41 @@ type grant struct {
 	pd     *pd
 	region *umem.Region
 	access ib.AccessFlags
-	first  uint64 // the range, as who has the key names it
+	first  uint64 // start of the range, in the addresses that requests with the key use
 	length uint64
-	shift  uint64 // from there to the region's addresses
-	mr     *mr    // whose memory it is
-	qp     *QP    // the only one whose peer may use it; nil: any of the domain
+	shift  uint64 // offset from these addresses to those of the region
+	mr     *mr    // region that has the memory
+	qp     *QP    // only the peer of qp may use the key; nil: all peers of the domain
 
-	// inUse is held for reading during an access; for writing, and for ever, by revoke. Who begins an access does not
-	// wait.
-	//verbena:program who ends the access to memory, or takes the key away, on behalf of the program whose memory it is
+	// inUse is held for reading during an access. revoke takes it for writing and never releases it. The begin of an
+	// access does not wait.
+	//verbena:program the holder accesses memory, or revokes the key, on behalf of the program that has the memory
 	inUse sync.RWMutex
 }
 
-// cover makes a grant of a whole region.
+// cover returns the rights of a key to a whole region.
 func (m *mr) cover(key uint32, r *umem.Region, access ib.AccessFlags) *grant {
 	return &grant{
 		key: key, pd: m.pd, region: r, access: access | localRead, first: r.IOVA(), length: r.Len(), mr: m,
 	}
 }
 
-// revoke returns when no access is in flight, and lets no other begin. The caller has taken the grant from behind its
-// key, and its pass has no access of its own in flight. An access is a critical section of a lock like any other, so this
-// may be called where one may not sleep.
+// revoke waits until no access is in flight, and prevents further accesses. The caller has replaced the rights of the
+// key, and its pass has no access of its own in flight. An access is a critical section like that of any other lock,
+// so revoke may be called from contexts that may not sleep.
 func (g *grant) revoke() {
 	if !g.inUse.TryLock() && !g.mr.dev.broken.Load() {
-		g.inUse.Lock() //verbena:allow nosleep an access waits for nothing but the memory that it is to
+		g.inUse.Lock() //verbena:allow nosleep an access waits only for the memory that it accesses
 	}
 }
 
-// keyGenerations gives the low eight bits of the next key with an index.
+// keyGenerations assigns the low eight bits of the next key with an index.
 type keyGenerations struct {
 	mu     sync.Mutex
-	chunks map[uint32]*[1 << chunkBits]uint16 // 256 and the last generation; 0: the index was never used
+	chunks map[uint32]*[1 << chunkBits]uint16 // 256 plus the last generation; 0: the index was never used
 }
 
-// last is the place of the last generation with an index.
+// last returns the location of the last generation with an index.
 //
 //verbena:held mu
 func (k *keyGenerations) last(index uint32) *uint16 {
@@ -81,7 +81,7 @@ func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
 	return g
 }
 
-// used notes the last key with an index, whose low bits a consumer may have chosen.
+// used records the last key with an index. A consumer may have chosen the low bits of the key.
 func (k *keyGenerations) used(key uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,10 +90,10 @@ func (k *keyGenerations) used(key uint32) {
 
 const (
 	remoteAccess = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
-	// localRead is the right to read by a local key: every region gives it, and no window.
+	// localRead is the right to read by a local key. Every region has this right, and no window has it.
 	localRead ib.AccessFlags = 1 << 31
 
-	// Keys below firstMW<<8 are of regions, the others of windows.
+	// Keys below firstMW<<8 belong to regions, and the others to windows.
 	firstMWBits = 19
 	firstMW     = 1 << firstMWBits // one more than RXE_MAX_MR
 	maxMW       = tableMax - firstMW

@@ -13,7 +13,7 @@ import (
 	"verbena/umem"
 )
 
-// pd is a protection domain. Its identity is all that matters.
+// pd is a protection domain. Only its identity matters.
 type pd struct {
 	dev          *Device
 	ctx          *userContext // nil: of a consumer in this process
@@ -46,34 +46,35 @@ func (p *pd) Dealloc() error {
 	return nil
 }
 
-// domain is the driver's own side of a protection domain.
+// domain returns the driver's object of a protection domain.
 func domain(p ib.DriverPD) *pd {
 	d, _ := ib.As[*pd](p)
 	return d
 }
 
-// mr is a memory region. Local and remote key are one number: the index in the device's table, and eight bits that
-// differ each time the index is used again. In the states of the specification (IBA 10.6.3) it is valid when it has
-// a grant, and else free.
+// mr is a memory region. Its local and remote keys are the same number: the index in the device's table, and eight
+// bits that differ for each use of the index. A region is in the valid state of the specification (IBA 10.6.3) while
+// its mr.grant is not nil, and otherwise in the free state.
 type mr struct {
 	dev   *Device
 	obj   ib.MRHandle
 	index uint32
-	fast  bool // made by AllocMR: work requests register it
-	// atomics is the lock of the program's atomic operations.
+	fast  bool // created by AllocMR; work requests register the region
+	// atomics serialises the atomic operations of the program.
 	atomics *atomics
 	grant   atomic.Pointer[grant] // set under mu
 
-	// mu may be held while accesses end, which never wait for it. That of a window comes before that of its region.
-	//verbena:program work requests and commands of the domain that the region is of, and the end of that
+	// mu may be held while accesses end. An access never waits for mu. The lock of a window comes before that of its
+	// region.
+	//verbena:program work requests and commands of the region's domain hold mu, and the end of the domain
 	mu      sync.Mutex
 	pd      *pd
-	mapped  *umem.Region // fast: what the next WRRegMR registers
-	windows int          // bound to the region
+	mapped  *umem.Region // memory for the next WRRegMR; only with fast
+	windows int          // count of windows that are bound to the region
 	gone    bool
 }
 
-// newMR makes a region that no key leads to yet, and the key that is to be the first.
+// newMR creates a region, and its first key. Lookups do not find the region yet.
 func (d *Device) newMR(obj ib.MRHandle, p ib.DriverPD, u *ib.Udata) (m *mr, key uint32, err error) {
 	index, ok := d.mrs.reserve()
 	if !ok {
@@ -86,7 +87,7 @@ func (d *Device) newMR(obj ib.MRHandle, p ib.DriverPD, u *ib.Udata) (m *mr, key 
 	return m, index<<8 | uint32(d.keys.take(index, uint8(d.random()))), nil
 }
 
-// checkMRAccess refuses what the device does not do, persistence among it.
+// checkMRAccess returns an error for access flags that the device does not support, for example persistence.
 func checkMRAccess(access ib.AccessFlags) error {
 	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessZeroBased | ib.AccessOnDemand |
 		ib.AccessHugeTLB | ib.AccessFlushGlobal | ib.AccessOptional
@@ -112,8 +113,8 @@ func (o ops) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.Acc
 	return m, nil
 }
 
-// setKeys tells the consumer the keys. Without a remote right there is no key for peers, unless the adapter always has
-// one.
+// setKeys reports the keys to the consumer. A region without remote rights has no key for peers, unless the adapter
+// always has one.
 func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
 	rkey := key
 	if access&(remoteAccess|ib.AccessFlushGlobal) == 0 && !m.dev.traits.AllRKeys {
@@ -122,8 +123,8 @@ func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
 	m.obj.SetKeys(key, rkey)
 }
 
-// AdviseMR implements ib.MRAdviser. Advice is followed at once, whether or not that was asked for; what is to be
-// prefetched only where it is there already is there. (rxe_ib_advise_mr)
+// AdviseMR implements ib.MRAdviser. The device follows advice at once, with or without the flag for it. A prefetch of
+// only the present pages has nothing to do. (rxe_ib_advise_mr)
 func (o ops) AdviseMR(in ib.DriverPD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
 	d := o.dev
 	if advice > ib.AdvicePrefetchNoFault {
@@ -164,7 +165,7 @@ func (m *mr) Dereg() error {
 	return nil
 }
 
-// end takes the region out of use, unless there are windows on it.
+// end removes the region from use. The error is EBUSY while windows are bound to the region.
 func (m *mr) end() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -177,7 +178,7 @@ func (m *mr) end() error {
 	return nil
 }
 
-// replace puts another grant, or none, behind the key.
+// replace stores new rights, or none, under the key, and revokes the old rights.
 //
 //verbena:held m.mu
 func (m *mr) replace(g *grant) {
@@ -196,8 +197,8 @@ func (m *mr) replace(g *grant) {
 	}
 }
 
-// Rereg implements ib.ReregMR. The keys change with the translation, so that nobody reaches memory that he was not
-// told of. (rxe_rereg_user_mr, which changes no translation)
+// Rereg implements ib.ReregMR. The keys change with the translation, so a peer with an old key does not reach the new
+// memory. (rxe_rereg_user_mr, which changes no translation)
 func (m *mr) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, _ *ib.Udata) error {
 	if err := checkMRAccess(access); err != nil {
 		return err
@@ -218,19 +219,19 @@ func (m *mr) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, _ *ib.U
 	return nil
 }
 
-// atomics makes the atomic operations on the memory of a program atomic among the device's queue pairs (ib.AtomicHCA),
-// whichever of its regions they name. Each user context has one, and the consumers in this process have one together: the
-// memory of a program may not answer, and stops no other's. So operations on memory that two programs share, and both have
-// registered, are not atomic with regard to one another. The process may change the memory at the same time; the lock does
-// not help against that.
+// atomics makes the atomic operations on the memory of a program atomic among the device's queue pairs
+// (ib.AtomicHCA), independently of the region that an operation names. Each user context has its own atomics, and the
+// consumers in this process share one. Thus memory that does not answer blocks the operations of only one program.
+// Operations on memory that two programs share and have both registered are not atomic with regard to one another.
+// The process may change the memory at the same time; the lock does not prevent this.
 type atomics struct {
-	//verbena:program each program has its own, and the consumers in this process, whose memory answers, have one together
+	//verbena:program each program has its own; the consumers in this process share one, and their memory answers
 	sync.Mutex
 	buf [atomicLen]byte
 	vec [1][]byte
 }
 
-// atomic does what a CmpSwap or FetchAdd asks for, and returns what the memory held before.
+// atomic executes a CmpSwap or FetchAdd, and returns the previous content of the memory.
 func (g *grant) atomic(op roce.Opcode, h roce.AtomicETH) (old uint64, err error) {
 	a := g.mr.atomics
 	a.Lock()

@@ -18,8 +18,8 @@ import (
 //	                  +---bind--> bound      again, and the peers of any may use it.
 //
 //	type 2B: free --bind--> bound --LOCAL_INV, SEND with invalidate--> free
-//	                                         Only the queue pair that bound it may invalidate it, and its peer use it. Its
-//	                                         end is the end of the bind.
+//	                                         Only the queue pair that bound it may invalidate it, and only its peer may
+//	                                         use it. The end of the queue pair ends the bind.
 type mw struct {
 	dev   *Device
 	obj   ib.MWHandle
@@ -28,8 +28,8 @@ type mw struct {
 	pd    *pd
 	grant atomic.Pointer[grant] // nil: not bound; set under mu
 
-	mu   sync.Mutex //verbena:program see mr.mu: of the domain that the window is of
-	key  uint32     // the last one
+	mu   sync.Mutex //verbena:program see mr.mu; the domain of the window
+	key  uint32     // the last key
 	gone bool
 }
 
@@ -61,8 +61,8 @@ func (w *mw) Dealloc() error {
 	return nil
 }
 
-// replace puts another grant, or none, behind the key. Only when nobody uses the old one any more does its region count
-// the window no longer.
+// replace stores new rights, or none, under the key. The window counts for the region of the old rights until no
+// access uses them any more.
 //
 //verbena:held w.mu
 func (w *mw) replace(g *grant) {
@@ -84,7 +84,7 @@ func (w *mw) replace(g *grant) {
 	old.mr.mu.Unlock()
 }
 
-// bindMW carries out a WRBindMW. Its pass has no access in flight.
+// bindMW executes a WRBindMW. The pass has no access in flight.
 func (r *requester) bindMW(b *queue.Bind) uapi.WCStatus {
 	qp := r.qp
 	w := qp.dev.mws.get(b.MWRKey >> 8)
@@ -94,14 +94,14 @@ func (r *requester) bindMW(b *queue.Bind) uapi.WCStatus {
 	return uapi.WCSuccess
 }
 
-// bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). Of the key that is asked for the low 8 bits
-// count, and the window's index goes above them, as adapters and the kernel have it; only of type 1 must they differ
-// from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
+// bind checks and executes a bind (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). As in adapters and in the kernel,
+// only the low 8 bits of the requested key count, and the window's index goes above them. For type 1 the low bits
+// must differ from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
 func (w *mw) bind(qp *QP, b *queue.Bind) bool {
-	// The right to write locally means nothing for a window, but programs ask for it.
+	// AccessLocalWrite has no effect on a window, but programs set it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
 	access, key := b.Access, w.index<<8|b.RKey&0xff
-	if w.pd != qp.pd { // another's, for whose memory the lock may wait
+	if w.pd != qp.pd { // mu can wait for the memory of another program
 		return false
 	}
 	w.mu.Lock()
@@ -126,7 +126,7 @@ func (w *mw) bind(qp *QP, b *queue.Bind) bool {
 	return true
 }
 
-// window makes the grant of a key for a part of a region, nil if the region does not allow it.
+// window returns the rights of a key to a part of a region, or nil if the region does not allow the bind.
 //
 //verbena:held w.mu
 func (w *mw) window(qp *QP, b *queue.Bind, key uint32) *grant {
@@ -134,7 +134,7 @@ func (w *mw) window(qp *QP, b *queue.Bind, key uint32) *grant {
 	if m == nil {
 		return nil
 	}
-	if of := m.grant.Load(); of == nil || of.pd != qp.pd { // another's, for whose memory the lock may wait
+	if of := m.grant.Load(); of == nil || of.pd != qp.pd { // mu can wait for the memory of another program
 		return nil
 	}
 	m.mu.Lock()
@@ -162,7 +162,7 @@ func (w *mw) window(qp *QP, b *queue.Bind, key uint32) *grant {
 	return g
 }
 
-// unbindWindows ends the binds of type 2B by a queue pair that is gone, and so makes no others.
+// unbindWindows ends the binds of type 2B of a queue pair that executes no more work requests.
 func unbindWindows(d *Device, qp *QP) {
 	for w := range d.mws.all() {
 		if g := w.grant.Load(); g == nil || g.qp != qp {
@@ -176,10 +176,10 @@ func unbindWindows(d *Device, qp *QP) {
 	}
 }
 
-// invalidate ends a bind of type 2B, by its queue pair's consumer or peer. (rxe_invalidate_mw)
+// invalidate ends a bind of type 2B, for the consumer of its queue pair or for the peer. (rxe_invalidate_mw)
 func (w *mw) invalidate(qp *QP, key uint32) bool {
 	is := func(g *grant) bool { return g != nil && g.key == key && g.qp == qp }
-	if !is(w.grant.Load()) { // the lock may wait for memory of the program that has the window
+	if !is(w.grant.Load()) { // mu can wait for the memory of another program
 		return false
 	}
 	w.mu.Lock()
