@@ -11,17 +11,17 @@ import (
 	"verbena/ib"
 )
 
-// path is a resolved address vector: from which endpoint, to which address. It does not change.
+// path is a resolved address vector: the source endpoint and the destination address. Both are constant.
 type path struct {
 	from     *endpoint
 	dst      netip.Addr
 	tos, ttl uint8
 	attr     ib.AHAttr
-	resolved atomic.Pointer[resolved] // as of the latest look
+	resolved atomic.Pointer[resolved] // as of the latest lookup
 }
 
-// resolve finds the path that an address vector describes. EINVAL for a source that is not in the GID table,
-// ENETUNREACH for a destination that no endpoint of the device leads to.
+// resolve returns the path of an address vector. The error is EINVAL for an invalid vector, for example if the source
+// is not in the GID table, and ENETUNREACH for a destination that no endpoint of the device can reach.
 func resolve(d *Device, a *ib.AHAttr) (*path, error) {
 	g, at := &a.GRH, d.at.Load()
 	switch dgid := g.DGID; {
@@ -43,8 +43,8 @@ func resolve(d *Device, a *ib.AHAttr) (*path, error) {
 	} else if p.dst.Is6() && p.dst.IsLinkLocalUnicast() {
 		p.dst = p.dst.WithZone(at.netdev.Name)
 	}
-	// The entry's own address, or, for a default GID that is no address of the interface, one that can reach
-	// the destination.
+	// Use the address of the GID entry. A default GID may be no address of the interface. In that case use an address
+	// of the destination's family.
 	own := at.gids[g.SGIDIndex].GID
 	for _, e := range at.endpoints {
 		if ib.GIDFromAddr(e.addr) == own && e.addr.Is4() == p.dst.Is4() {
@@ -61,7 +61,8 @@ func resolve(d *Device, a *ib.AHAttr) (*path, error) {
 	return nil, fmt.Errorf("address vector: no way from %v to %v: %w", own, p.dst, syscall.ENETUNREACH)
 }
 
-// aliased finds the device whose default GID is g, where that is not an address that packets can be sent to.
+// aliased returns the device with the default GID g if g is not also an address that can receive packets. Otherwise
+// aliased returns nil.
 func (d *Device) aliased(g ib.GID) *Device {
 	peer := d.fabric.load().byGID[g]
 	if g == d.at.Load().gids[0].GID {
@@ -78,7 +79,7 @@ func (d *Device) aliased(g ib.GID) *Device {
 	return peer
 }
 
-// meet chooses the endpoints by which two devices talk when no address was named: the first pair of one family.
+// meet returns the endpoints for packets between two devices without a named address: the first pair of one family.
 func meet(a, b *Device) (from, to *endpoint) {
 	for _, from = range a.at.Load().endpoints {
 		for _, to = range b.at.Load().endpoints {
@@ -90,15 +91,15 @@ func meet(a, b *Device) (from, to *endpoint) {
 	return nil, nil
 }
 
-// vector is the address vector of a queue pair's latest datagram, and where it leads. The provider of rdma-core before v39
-// knows no numbers of address handles, and writes the vector into each work request.
+// vector caches the address vector of a queue pair's latest datagram, and its path. The provider of rdma-core before
+// v39 does not know the numbers of address handles, and writes the vector into each work request.
 type vector struct {
 	av ib.AHAttr
-	to *path // nil: nowhere, or none was seen yet
+	to *path // nil: there is no path, or there was no vector yet
 }
 
-// path returns the path that an address vector describes, nil if there is none. The vector is the program's: of it
-// only what [resolve] checks is used.
+// path returns the path of an address vector, or nil if there is none. The vector comes from the program. path uses
+// only the fields that [resolve] checks.
 func (v *vector) path(d *Device, av *ib.AHAttr) *path {
 	if v.to == nil || v.av != *av {
 		v.av = *av
@@ -148,20 +149,20 @@ func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	return h, nil
 }
 
-// destinations are the addresses to which a domain has handles, each with one number. Lookups take no lock.
+// destinations holds the addresses to which a domain has handles, each with one number. Lookups take no lock.
 type destinations [1 << 6]struct {
 	mu sync.Mutex
 	m  atomic.Pointer[map[netip.Addr]*destination] // replaced, not changed
 }
 
-// destination is the number of an address, in use by refs handles; under the lock of its part of destinations.
+// destination is the number of an address, in use by refs handles. The lock of its part of destinations guards it.
 type destination struct {
 	to   netip.Addr
 	num  uint32
 	refs int
 }
 
-// part returns the index of the part with an address.
+// part returns the index of the part for an address.
 func (d *destinations) part(a netip.Addr) (i int) {
 	b := a.As16()
 	for _, x := range b {
@@ -170,7 +171,7 @@ func (d *destinations) part(a netip.Addr) (i int) {
 	return i & (len(d) - 1)
 }
 
-// find returns the number of an address; 0 if the domain has no handle of it.
+// find returns the number of an address, or 0 if the domain has no handle for it.
 func (d *destinations) find(a netip.Addr) uint32 {
 	if m := d[d.part(a)].m.Load(); m != nil {
 		if to := (*m)[a]; to != nil {
@@ -192,7 +193,7 @@ func (d *destinations) replace(i int, a netip.Addr, to *destination) {
 	d[i].m.Store(&m)
 }
 
-// share gives the handle the number of its address; false if there is none left.
+// share assigns the number of its address to the handle. It returns false if no number is left.
 func (d *destinations) share(h *ah, a netip.Addr) (ok bool) {
 	i := d.part(a)
 	p := &d[i]
@@ -215,7 +216,7 @@ func (d *destinations) share(h *ah, a netip.Addr) (ok bool) {
 	return true
 }
 
-// leave is the opposite of share. It reports whether the number is free.
+// leave undoes share. It reports whether the number is free.
 func (d *destinations) leave(h *ah) (free bool) {
 	i := d.part(h.shared.to)
 	d[i].mu.Lock()
@@ -226,7 +227,7 @@ func (d *destinations) leave(h *ah) (free bool) {
 	return h.shared.refs == 0
 }
 
-// pathFor returns the path that the handle leads to now, nil if it is of another domain than the queue pair.
+// pathFor returns the present path of the handle, or nil if the queue pair belongs to another domain.
 func (h *ah) pathFor(qp *QP) *path {
 	if h.pd != qp.pd {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"verbena/roce"
 )
 
-// counter is one of the device's statistics, by the names of the kernel's hw_counters (rxe_hw_counters.c).
+// counter identifies a statistic of the device. The names are those of the kernel's hw_counters (rxe_hw_counters.c).
 type counter uint8
 
 const (
@@ -27,10 +27,10 @@ const (
 	cntRDMASend
 	cntRDMARecv
 
-	cntSentShortcut // of the sent ones
-	cntSentProbe    // of the sent ones
+	cntSentShortcut // included in cntSentPkts
+	cntSentProbe    // included in cntSentPkts
 
-	// Why a packet was dropped without an answer; the kernel does not count these.
+	// Packets that were dropped without an answer, by reason. The kernel does not count these.
 	cntDropShort
 	cntDropVersion
 	cntDropOpcode
@@ -71,30 +71,30 @@ var counterNames = [numCounters]string{
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
 	cntSentShortcut:     "sent_shortcut_pkts",       // to a device of the same Fabric, without the network
-	cntSentProbe:        "sent_probe_pkts",          // again before the timeout, to learn what was lost; see Config.NoProbe
-	cntDropShort:        "drop_short",               // less than a BTH and an ICRC
-	cntDropVersion:      "drop_wrong_version",       // of the transport header
+	cntSentProbe:        "sent_probe_pkts",          // retransmitted before the timeout; see Config.NoProbe
+	cntDropShort:        "drop_short",               // shorter than a BTH and an ICRC
+	cntDropVersion:      "drop_wrong_version",       // unknown version of the transport header
 	cntDropOpcode:       "drop_unknown_opcode",      //
-	cntDropHeaders:      "drop_short_headers",       // less than the headers of the opcode
-	cntDropUnaligned:    "drop_unaligned",           // length no multiple of 4
+	cntDropHeaders:      "drop_short_headers",       // shorter than the headers of the opcode
+	cntDropUnaligned:    "drop_unaligned",           // the length is not a multiple of 4
 	cntDropPad:          "drop_wrong_padding",       // more padding than payload
-	cntDropPayload:      "drop_unexpected_payload",  // the opcode has none
+	cntDropPayload:      "drop_unexpected_payload",  // the opcode has no payload
 	cntDropNobody:       "drop_unknown_qp",          // no queue pair has the number
-	cntDropService:      "drop_wrong_service",       // the opcode is of another service than the queue pair
+	cntDropService:      "drop_wrong_service",       // the opcode belongs to another service than the queue pair
 	cntDropPKey:         "drop_wrong_pkey",          //
 	cntDropState:        "drop_wrong_state",         // the queue pair does not receive
 	cntDropSource:       "drop_wrong_source",        // not an address of the connection
 	cntDropQKey:         "drop_wrong_qkey",          //
-	cntDropEcho:         "drop_own_multicast",       // who sends to a group gets no copy
-	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
-	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
-	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
-	cntDropGap:          "drop_after_gap",           // behind a lost packet that was asked for already
-	cntDropPortDown:     "drop_port_down",           // while the port is down
-	cntDropStalled:      "drop_stalled",             // the program's memory does not answer, and too much waits for it
+	cntDropEcho:         "drop_own_multicast",       // the sender gets no copy
+	cntDropResponse:     "drop_stale_response",      // no request in flight has this response
+	cntDropDuplicate:    "drop_forgotten_duplicate", // a READ or atomic that is no longer remembered
+	cntDropUnreliable:   "drop_unreliable",          // a datagram or a UC packet that could not be received
+	cntDropGap:          "drop_after_gap",           // follows a lost packet that was requested again
+	cntDropPortDown:     "drop_port_down",           // the port is down
+	cntDropStalled:      "drop_stalled",             // the program's memory does not answer, and too many packets wait
 }
 
-// malformedCounters are of packets that package roce does not take.
+// malformedCounters maps the drop reasons of package roce to counters.
 var malformedCounters = [roce.NumDropReasons]counter{
 	roce.DropTooShort: cntDropShort, roce.DropVersion: cntDropVersion, roce.DropOpcode: cntDropOpcode,
 	roce.DropHeaders: cntDropHeaders, roce.DropUnaligned: cntDropUnaligned, roce.DropPad: cntDropPad,
@@ -107,7 +107,7 @@ func malformed(err error) counter {
 	return malformedCounters[why]
 }
 
-// counters are on cache lines of their own, so that threads that count different things do not disturb each
+// counters holds each counter on a cache line of its own, so that threads with different counters do not disturb each
 // other. The data path counts packets once per train.
 type counters [numCounters]struct {
 	n atomic.Uint64
@@ -116,30 +116,30 @@ type counters [numCounters]struct {
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 
-// violations is what QueryPort reports of packets with a wrong key: 16 bits, which stay at their end.
+// violations returns a number of packets with a wrong key for QueryPort. The number has 16 bits, and saturates.
 // (set_bad_pkey_cntr, set_qkey_viol_cntr)
 func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
 
-// wireCounters are of what the endpoints drop, and of why they could not send.
+// wireCounters maps the names of drops and send errors to the statistics of the endpoints.
 var wireCounters = map[string]func(s *link.Stats) uint64{
 	"drop_icrc":          func(s *link.Stats) uint64 { return s.ICRCErrors },
-	"drop_forged":        func(s *link.Stats) uint64 { return s.Forged },    // from an own address, by another process's socket
+	"drop_forged":        func(s *link.Stats) uint64 { return s.Forged },    // own source address, foreign socket
 	"drop_overflow":      func(s *link.Stats) uint64 { return s.Overflows }, // no room in the socket
 	"recv_socket_err":    func(s *link.Stats) uint64 { return s.ReceiveErrors },
-	"send_again":         func(s *link.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
+	"send_again":         func(s *link.Stats) uint64 { return s.SendAgain }, // no room in the socket; sent later
 	"send_no_route_err":  func(s *link.Stats) uint64 { return s.SendNoRoute },
 	"send_too_long_err":  func(s *link.Stats) uint64 { return s.SendTooLong },
 	"send_forbidden_err": func(s *link.Stats) uint64 { return s.SendForbidden },
 	"send_other_err":     func(s *link.Stats) uint64 { return s.SendOther + s.SendInvalid },
-	"send_cut_off_err":   func(s *link.Stats) uint64 { return s.SendCutOff }, // the end of a train
+	"send_cut_off_err":   func(s *link.Stats) uint64 { return s.SendCutOff }, // the rest of a train
 	"drop_link_down":     func(s *link.Stats) uint64 { return s.LinkDown },   // in either direction
 	"drop_link_queue":    func(s *link.Stats) uint64 { return s.ShaperOverflows },
 	"drop_link_loss":     func(s *link.Stats) uint64 { return s.ShaperLosses },
 	"ecn_marked_pkts":    func(s *link.Stats) uint64 { return s.ShaperMarked },
 }
 
-// Stats are a device's counters, by the names that the files below ports/1/hw_counters have: those of the kernel's rxe,
-// and ours, drop_* for what was dropped without an answer. It may sleep.
+// Stats returns the device's counters under the names of the files below ports/1/hw_counters. The names are those of
+// the kernel's rxe, and Verbena's own. drop_* counts packets that were dropped without an answer. Stats may sleep.
 func (d *Device) Stats() map[string]uint64 {
 	s := make(map[string]uint64, int(numCounters)+len(wireCounters))
 	for i, name := range counterNames {
@@ -156,7 +156,7 @@ func (d *Device) Stats() map[string]uint64 {
 // Stats implements uverbs.Counters.
 func (o ops) Stats() map[string]uint64 { return o.dev.Stats() }
 
-// wireStats sums up the endpoints, those too that are gone. It may sleep.
+// wireStats returns the sums of all endpoints, including the closed ones. It may sleep.
 func (d *Device) wireStats() link.Stats {
 	d.changes.Lock()
 	defer d.changes.Unlock()

@@ -25,21 +25,21 @@ type cq struct {
 	obj ib.CQHandle
 	ctx *userContext // nil for a consumer in this process
 
-	poll   sync.Mutex // one Poll at a time; before mu
-	polled uapi.WC    // the completion that is being polled; under poll
+	poll   sync.Mutex // serialises Poll; before mu
+	polled uapi.WC    // the completion that Poll decodes; under poll
 
-	mu      sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
+	mu      sync.Mutex // a leaf, except for the midlayer's queue of callbacks
 	queue   queue.CompletionQueue
-	added   uapi.WC // the completion that is being added
+	added   uapi.WC // the completion that post adds
 	armed   notify.Arming
 	byStore queue.Armer // queue, if programs arm it by a store; otherwise nil
-	lost    bool        // a completion was lost: no more come
+	lost    bool        // a completion was lost: no more are added
 
 	// The following fields are the trace. See requests.go.
 	log              driver.RequestLog // nil: off
 	pushed, consumed uint32            // completions since the trace began, as of its last event
 	destroyed        bool
-	event            driver.RequestEvent // being filled
+	event            driver.RequestEvent // the event that is being filled
 }
 
 // CreateCQ implements ib.Driver.
@@ -70,7 +70,7 @@ func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ
 	return c, nil
 }
 
-// newCompletions makes the queue, and reports its location to a program.
+// newCompletions creates a queue, and reports its location to a program.
 func newCompletions(ctx *userContext, entries int, u *ib.Udata) (queue.CompletionQueue, error) {
 	if ctx == nil {
 		return queue.NewCompletion(entries), nil
@@ -78,9 +78,9 @@ func newCompletions(ctx *userContext, entries int, u *ib.Udata) (queue.Completio
 	return ctx.queues.CreateCQ(entries, u)
 }
 
-// post adds a completion, and wakes the waiter. It reports false when the queue is full, or gone: then the queue is in
-// error, as is soon every queue pair that posts to it. traced, if not nil, is the event for the trace of the request.
-// (rxe_cq_post)
+// post adds a completion, and wakes the waiter. It returns false if the queue is full, or its memory is gone. The
+// queue is then in error, and every queue pair that posts to it enters the error state. traced, if not nil, is the
+// event for the trace of the request. (rxe_cq_post)
 func (c *cq) post(wc *uapi.WC, solicited bool, traced *driver.RequestEvent) bool {
 	if c.ctx != nil && c.dev.silent.Load() {
 		return true
@@ -111,8 +111,8 @@ func (c *cq) post(wc *uapi.WC, solicited bool, traced *driver.RequestEvent) bool
 	return true
 }
 
-// oldest returns the position of the oldest completion that was not consumed, and the number of completions from there
-// on; false if the queue's memory is gone. The caller holds mu.
+// oldest returns the position of the oldest unconsumed completion, and the number of completions from there on. It
+// returns false if the queue's memory is gone. The caller holds mu.
 //
 //verbena:held mu
 func (c *cq) oldest() (at, waiting uint32, ok bool) {
@@ -152,8 +152,8 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
-// begin returns the queue, which only Resize replaces, under both locks, and the position of the oldest completion.
-// traced is true if the queue is traced.
+// begin returns the queue and the position of its oldest completion. Only Resize replaces the queue, under both
+// locks. traced is true if the queue is traced.
 func (c *cq) begin() (q queue.CompletionQueue, at uint32, traced, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,7 +180,7 @@ func (c *cq) hasPolled(n uint32) bool {
 	return ok && waiting <= n
 }
 
-// current is the queue, nil of no queue, which only Resize replaces, under both locks.
+// current returns the queue, or nil if c is nil. Only Resize replaces the queue, under both locks.
 func (c *cq) current() queue.CompletionQueue {
 	if c == nil {
 		return nil
@@ -190,7 +190,7 @@ func (c *cq) current() queue.CompletionQueue {
 	return c.queue
 }
 
-// decode is the opposite of what the engine fills in.
+// decode converts a completion from the form of the queue.
 func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 	*to = ib.WC{
 		ID: w.WRID, Status: w.Status, Opcode: w.Opcode, VendorErr: w.VendorErr,
@@ -222,7 +222,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	if ok {
 		c.armedWith(waiting, flags&ib.NotifyNextComp != 0)
 	}
-	if !c.lost && flags&ib.NotifyReportMissed == 0 { // a process may have taken the ring away
+	if !c.lost && flags&ib.NotifyReportMissed == 0 { // the process may have removed the ring: no error
 		c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
 		return false, nil
 	}
@@ -236,7 +236,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return waiting > 0, nil
 }
 
-// errOverflow is the error of a wait for completions that will not come.
+// errOverflow is the error of a wait for further completions after one was lost.
 var errOverflow = fmt.Errorf("a completion was lost, for which the queue had no room, and no more come: %w", syscall.EOVERFLOW)
 
 // Resize implements ib.CQResizer.
@@ -258,7 +258,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	return nil
 }
 
-// replace moves what is in the queue to another one.
+// replace moves the completions to another queue, and returns the old queue.
 func (c *cq) replace(q queue.CompletionQueue) (old queue.CompletionQueue, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
@@ -286,7 +286,7 @@ func (c *cq) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lost = true
-	if c.log != nil { // otherwise nothing reads the index of a program that ends
+	if c.log != nil { // without a trace, do not read the index of a program that ends
 		if _, waiting, ok := c.oldest(); ok {
 			c.look(waiting)
 		}

@@ -8,11 +8,11 @@ import (
 	"verbena/roce"
 )
 
-// The general services queue pair (GSI, number 1) is a datagram queue pair of a consumer in this process, by which
-// connection managers talk. There is one for the port; its Q_Key is known to everybody and not to be chosen. What is
-// for number 1 while there is none is dropped. Subnet management (number 0) does not exist on RoCE.
+// The general services queue pair (GSI, number 1) is a datagram queue pair of a consumer in this process. Connection
+// managers communicate through it. The port has at most one; its Q_Key is fixed and well known. Without a GSI queue
+// pair, packets for number 1 are dropped. Subnet management (number 0) does not exist on RoCE.
 
-// qkeyOf returns the Q_Key of what the queue pair receives.
+// qkeyOf returns the Q_Key that the queue pair requires of received datagrams.
 func qkeyOf(qp *QP) uint32 {
 	if qp.typ == ib.QPTypeGSI {
 		return roce.GSIQKey
@@ -20,7 +20,7 @@ func qkeyOf(qp *QP) uint32 {
 	return qp.attr.QKey
 }
 
-// checkGSI tells whether a GSI queue pair can be made as asked for.
+// checkGSI checks the attributes of a new GSI queue pair.
 func checkGSI(d *Device, init *ib.DriverQPInit, u *ib.Udata) error {
 	switch {
 	case u != nil && u.Context != nil:
@@ -33,7 +33,7 @@ func checkGSI(d *Device, init *ib.DriverQPInit, u *ib.Udata) error {
 	return nil
 }
 
-// number gives a new queue pair its number, and its slot in the table.
+// number assigns a number, and a slot in the table, to a new queue pair.
 func number(d *Device, qp *QP) error {
 	if qp.typ == ib.QPTypeGSI {
 		if !d.qps.claim(roce.QPNGSI) {

@@ -14,25 +14,25 @@ import (
 	"verbena/roce"
 )
 
-// Limits of multicast. The number of groups is less than the kernel's, since each costs a socket for each address; the
-// rest is RXE_MAX_MCAST_QP_ATTACH and RXE_MAX_TOT_MCAST_QP_ATTACH.
+// Limits of multicast. The number of groups is less than in the kernel, since each group costs a socket for each
+// address. The others are RXE_MAX_MCAST_QP_ATTACH and RXE_MAX_TOT_MCAST_QP_ATTACH.
 const (
-	maxMcastGrp      = 256  // what the device says there can be
-	maxGroups        = 1024 // what there can be
-	maxMcastQPAttach = 56   // the same
+	maxMcastGrp      = 256  // advertised
+	maxGroups        = 1024 // actual
+	maxMcastQPAttach = 56   // advertised
 	maxMembers       = 1024
 	maxTotMcastQP    = maxMcastGrp * maxMcastQPAttach
 )
 
 // groups holds the multicast groups of the device's queue pairs. While a group has a queue pair, one address of the
-// device is a member of the group in the network. Each queue pair of the group receives the packets. The network returns
-// the packets that the device itself sends to a group; the Fabric takes no part.
+// device is a member of the group in the network. Each queue pair of the group receives the packets. The network
+// returns the packets that the device itself sends to a group; the Fabric takes no part.
 type groups struct {
-	mu   sync.Mutex // one change at a time; held also while addresses join and leave, which may sleep
+	mu   sync.Mutex // serialises changes; also held while addresses join and leave, which may sleep
 	view atomic.Pointer[map[netip.Addr][]*QP]
 }
 
-// load returns the present groups, not to be changed.
+// load returns the present groups. The caller must not change them.
 func (g *groups) load() map[netip.Addr][]*QP {
 	if v := g.view.Load(); v != nil {
 		return *v
@@ -40,7 +40,7 @@ func (g *groups) load() map[netip.Addr][]*QP {
 	return nil
 }
 
-// set gives a group other members.
+// set replaces the members of a group.
 //
 //verbena:held mu
 func (g *groups) set(group netip.Addr, qps []*QP) {
@@ -158,7 +158,7 @@ func (p *pass) receiveGroup(d *Device, a *link.Arrival, packets [][]byte) {
 	}
 }
 
-// echoes reports whether a packet for a group is the queue pair's own: the sender gets no copy.
+// echoes reports whether a packet for a group comes from the queue pair itself. A sender gets no copy of its packets.
 func echoes(qp *QP, k *packet) bool {
 	if !k.dst.IsMulticast() || k.Flags&roce.FlagDETH == 0 || k.DETH().SrcQPN() != qp.num {
 		return false

@@ -11,10 +11,10 @@ import (
 
 // receives posts receive work requests of consumers. The caller is the only producer of its queue.
 type receives struct {
-	wr queue.Recv // the present one
+	wr queue.Recv // the request that is being posted
 }
 
-// post posts receives of up to limit elements; full: the next one had no room.
+// post posts receives of up to limit elements. full is true if the queue had no room for the next receive.
 func (p *receives) post(q queue.RecvQueue, wrs []ib.RecvWR, limit uint32) (n int, full bool, err error) {
 	for ; n < len(wrs); n++ {
 		list := wrs[n].SGList
@@ -35,13 +35,14 @@ func (p *receives) post(q queue.RecvQueue, wrs []ib.RecvWR, limit uint32) (n int
 	return n, false, nil
 }
 
-// directory knows which queue pairs of a program are listed in its memory, for the time after the service's death.
+// directory holds the queue pairs that are listed in the memory of a program. The list is used after the service's
+// death.
 type directory struct {
 	mu  sync.Mutex // before the locks of completion and shared receive queues
-	qps []*QP      // by index; nil is free
+	qps []*QP      // by index; nil: free
 }
 
-// list lists a queue pair.
+// list adds a queue pair to the list in the program's memory.
 func (c *userContext) list(qp *QP) (err error) {
 	d := &c.dir
 	d.mu.Lock()
@@ -63,7 +64,7 @@ func (c *userContext) unlist(qp *QP) {
 	c.queues.Unlist(qp.listed)
 }
 
-// moved lists all queue pairs again: a queue has another location.
+// moved updates the list after a queue has moved to another location.
 func (c *userContext) moved() {
 	if c == nil {
 		return
@@ -83,7 +84,7 @@ func (qp *QP) queues() *queue.Queues {
 		QPN: qp.num, Send: qp.sq, Recv: qp.rq, SendCQ: qp.sendCQ.current(), RecvCQ: qp.recvCQ.current(),
 	}
 	if qp.srq != nil {
-		q.Recv = qp.srq.current() // its queue pairs share what is there
+		q.Recv = qp.srq.current() // the queue pairs of an SRQ share its receives
 	}
 	return q
 }

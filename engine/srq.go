@@ -11,29 +11,29 @@ import (
 	"verbena/uapi"
 )
 
-// maxSRQ is the limit of a program (see objectCounts). The numbers are as those of queue pairs, but without 0.
+// maxSRQ is the limit of a program (see objectCounts). The numbers have the form of queue pair numbers, without 0.
 const maxSRQ = 1<<16 - 2
 
-// srq is a shared receive queue: a ring from which queue pairs take receives, each for the message that it is about to
-// store. What a queue pair has taken is its own: it completes there, flushed if need be. What is left when a queue pair
-// goes to the error state stays for the others.
+// srq is a shared receive queue: a ring of receives. A queue pair takes a receive when it is about to store a
+// message, and completes or flushes it like a receive of its own. When a queue pair enters the error state, the
+// receives in the ring stay for the other queue pairs.
 type srq struct {
 	dev    *Device
 	obj    ib.SRQHandle
 	num    uint32
-	pd     *pd // of the memory that the receives name, whatever the domain of the queue pair is
+	pd     *pd // domain of the receives' memory; the domain of the queue pair does not matter
 	ctx    *userContext
 	maxSGE uint32
-	cq     *cq   // XRC: where the receives complete
-	xrcd   *xrcd // XRC: whose targets may take from it
+	cq     *cq   // XRC: gets the completions of the receives
+	xrcd   *xrcd // XRC: the domain of the targets
 
 	refill   func()     // posts receives when too few are left; may be nil
-	posting  sync.Mutex // one producer in this process at a time; before mu
+	posting  sync.Mutex // serialises the producers in this process; before mu
 	receives receives
 
-	mu    sync.Mutex // a leaf below the queue pairs' but for the midlayer's queue of callbacks
+	mu    sync.Mutex // a leaf after the locks of queue pairs, except for the midlayer's queue of callbacks
 	queue queue.RecvQueue
-	limit uint32 // raises the event when fewer are left; 0: disarmed
+	limit uint32 // the event is raised when fewer receives are left; 0: disarmed
 	life  life
 	log   driver.RequestLog // nil: not traced
 }
@@ -42,7 +42,7 @@ type srq struct {
 func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	d := o.dev
 	a := &init.Attr
-	a.Limit = 0 // Modify alone arms it (ibv_create_srq(3))
+	a.Limit = 0 // only Modify arms the limit (ibv_create_srq(3))
 	if a.MaxWR > d.limits.wr || a.MaxSGE > d.limits.sge {
 		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, d.limits.sge,
 			syscall.EINVAL)
@@ -109,7 +109,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	return n, err
 }
 
-// take moves the oldest receive to w. It reports false when there is none.
+// take moves the oldest receive to w. It returns false if there is none.
 func (s *srq) take(w *recvWQE) (status uapi.WCStatus, taken bool) {
 	if s.refill != nil && s.runsLow() {
 		s.refill()
@@ -141,7 +141,7 @@ func (s *srq) take(w *recvWQE) (status uapi.WCStatus, taken bool) {
 	return status, true
 }
 
-// runsLow reports whether the queue is empty, or reaches its limit when another receive is taken.
+// runsLow reports whether the queue is empty, or the next take would go below the limit.
 func (s *srq) runsLow() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *srq) runsLow() bool {
 	return ok && n <= s.limit
 }
 
-// checkLimit raises the event when fewer receives are left than the limit, once.
+// checkLimit raises the event, once, if fewer receives are left than the limit.
 //
 //verbena:held mu
 func (s *srq) checkLimit() {
@@ -165,8 +165,8 @@ func (s *srq) checkLimit() {
 	}
 }
 
-// Modify implements ib.DriverSRQ. A user who resizes tells where in its memory the place of the new ring goes; that is stored
-// first, and then the ring is used. (rxe_modify_srq)
+// Modify implements ib.DriverSRQ. For a resize, a user passes the address of a location in its memory. Modify stores
+// the location of the new ring there first, and then uses the new ring. (rxe_modify_srq)
 func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 	if mask&ib.SRQAttrMaxWR == 0 {
 		return s.modify(nil, attr, mask)
@@ -215,7 +215,7 @@ func (s *srq) fits(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) err
 	return s.check(r, attr, mask)
 }
 
-// check reports what forbids a change; r is the new ring, nil if it stays.
+// check returns an error if the change is not possible; r is the new ring, nil if the ring stays.
 //
 //verbena:held mu
 func (s *srq) check(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
@@ -239,7 +239,7 @@ func (s *srq) check(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) er
 	return nil
 }
 
-// modify makes the change; r is the new ring, nil if it stays.
+// modify makes the change; r is the new ring, nil if the ring stays. A failed modify frees r.
 func (s *srq) modify(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	s.posting.Lock()
 	old, err := s.change(r, attr, mask)
@@ -257,7 +257,7 @@ func (s *srq) modify(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) e
 	return nil
 }
 
-// change returns the ring that is used no more.
+// change makes the change, and returns the old ring if r replaces it.
 //
 //verbena:held posting
 func (s *srq) change(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old queue.RecvQueue, err error) {
@@ -286,7 +286,7 @@ func (s *srq) Query() (ib.SRQAttr, error) {
 	return ib.SRQAttr{MaxWR: uint32(s.queue.Capacity()), MaxSGE: s.maxSGE, Limit: s.limit}, nil
 }
 
-// Destroy implements ib.DriverSRQ. A target queue pair that has taken one of its receives keeps that.
+// Destroy implements ib.DriverSRQ. A target queue pair keeps a receive that it has taken.
 func (s *srq) Destroy() error {
 	slot := s.num & (maxQPSlot - 1)
 	s.dev.srqs.set(slot, nil)
@@ -304,15 +304,15 @@ func (s *srq) Destroy() error {
 	return nil
 }
 
-// current returns the queue that is used now.
+// current returns the present ring.
 func (s *srq) current() queue.RecvQueue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.queue
 }
 
-// lastReached tells the consumer of a queue pair with a shared receive queue, once, that it takes no more receives
-// from there. (IBA 11.6.3.2; flush_recv_queue)
+// lastReached raises EventQPLastWQEReached once, for a queue pair that takes no more receives from its shared receive
+// queue. (IBA 11.6.3.2; flush_recv_queue)
 func (r *responder) lastReached() {
 	qp := r.qp
 	if qp.srq != nil && !r.lastWQE {

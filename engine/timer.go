@@ -7,22 +7,24 @@ import (
 	"verbena/internal/clock"
 )
 
-// timer is the one timer of a queue pair. Deadlines are only written down; the timer is set when it is not, or
-// would be late, and where it then fires early it is set again. So the data path does not touch it.
+// timer is the one timer of a queue pair. A new deadline is only stored. The clock's timer is set only if it is not
+// set or would fire too late; after an early expiry it is set again. So the data path does not touch the clock's
+// timer.
 type timer struct {
 	qp      *QP
 	t       clock.Timer
-	fired   atomic.Bool // since it was last looked at
-	at      time.Time   // when it fires; noTime: it is not set
-	unblock time.Time   // the egress queue is to be tried again
-	reflush time.Time   // the rings of a queue pair in error are to be looked at again
-	quiet   int         // times in a row that there was nothing in them
+	fired   atomic.Bool // since the last check
+	at      time.Time   // the time of expiry; noTime: not set
+	unblock time.Time   // the time of the next attempt to send the egress queue
+	reflush time.Time   // the time of the next check of the rings in the error state
+	quiet   int         // number of consecutive checks without work
 }
 
 var noTime time.Time
 
-// A queue pair in error looks for work that a user posted without a doorbell: every reflushPeriod, and half as often each time that
-// it finds nothing, but every 2^reflushPatience periods, 1.28 s. A program may leave any number of them behind.
+// A queue pair in the error state looks for work that a program posted without a doorbell. The period starts at
+// reflushPeriod, and doubles after each check without work, up to 2^reflushPatience periods, 1.28 s. A program may
+// leave any number of such queue pairs.
 const (
 	reflushPeriod   = 10 * time.Millisecond
 	reflushPatience = 7
@@ -36,7 +38,7 @@ func (t *timer) init(qp *QP) {
 
 func (t *timer) stop() { t.t.Stop() }
 
-// block has the egress queue wait a little.
+// block pauses the egress queue for egressRetry.
 func (t *timer) block() {
 	qp := t.qp
 	qp.egress.blocked = true
@@ -46,7 +48,7 @@ func (t *timer) block() {
 	}
 }
 
-// expire runs when the timer fires.
+// expire runs the queue pair when the timer fires.
 func (t *timer) expire() {
 	t.fired.Store(true)
 	p := t.qp.dev.begin(true)
@@ -55,5 +57,5 @@ func (t *timer) expire() {
 	p.end()
 }
 
-// egressRetry is when to try again after the socket was full. It drains in well less than that.
+// egressRetry is the delay before the next attempt after the socket was full. A full socket drains in much less time.
 const egressRetry = 100 * time.Microsecond

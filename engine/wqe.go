@@ -10,10 +10,11 @@ import (
 	"verbena/uapi"
 )
 
-// wrRegMR is ib.WRRegMR, which no user process can ask for.
+// wrRegMR is ib.WRRegMR, which a user process cannot post.
 const wrRegMR = ib.WRRegMR
 
-// kinds are the work requests of the connected services; datagrams take only transport.Send. (rxe_wr_opcode_info)
+// kinds maps the work requests of the connected services to their kinds. Datagrams use only transport.Send.
+// (rxe_wr_opcode_info)
 var kinds = [...]transport.Kind{
 	uapi.WRRDMAWrite:         transport.Write,
 	uapi.WRRDMAWriteWithImm:  transport.Write,
@@ -30,7 +31,7 @@ var kinds = [...]transport.Kind{
 	wrRegMR:                  transport.Local,
 }
 
-// wcOpcodes are the completions of the work requests (wr_to_wc_opcode).
+// wcOpcodes maps the work requests to the opcodes of their completions (wr_to_wc_opcode).
 var wcOpcodes = [...]uapi.WCOpcode{
 	uapi.WRRDMAWrite:         uapi.WCRDMAWrite,
 	uapi.WRRDMAWriteWithImm:  uapi.WCRDMAWrite,
@@ -47,23 +48,24 @@ var wcOpcodes = [...]uapi.WCOpcode{
 	wrRegMR:                  ib.WCRegMR,
 }
 
-// sendWQE is a send work request that the requester has taken out of the queue, checked, and given its PSNs.
+// sendWQE is a send work request that the requester has taken out of the queue and checked. Its PSNs are assigned.
 type sendWQE struct {
 	queue.Send
 	kind    transport.Kind
-	status  uapi.WCStatus // not success: the request cannot be done, and will be completed with this
-	length  int           // bytes of its message
-	packets int           // PSNs that it takes
-	path    *path         // of datagrams
-	number  uint32        // as transport.Sender counts
-	began   int64         // when its first packet was sent, in nanoseconds; only with a trace or of SRD
-	// attempts is the number of transmissions of the packet that failed; of SRD.
+	status  uapi.WCStatus // not success: the request cannot be executed, and completes with this status
+	length  int           // bytes of the message
+	packets int           // count of PSNs
+	path    *path         // only datagrams
+	number  uint32        // number in transport.Sender
+	began   int64         // transmission time of the first packet, in nanoseconds; only with a trace or for SRD
+	// attempts is the number of failed transmissions of the packet; only for SRD.
 	attempts int
 }
 
 const atomicLen = 8
 
-// describe describes a work request of a consumer in w, whose slices it uses. EINVAL for what the queue pair cannot do.
+// describe converts a work request of a consumer to w, and uses the slices of w. The error is EINVAL for a request
+// that the queue pair does not support.
 func (r *requester) describe(w *queue.Send, wr *ib.SendWR) error {
 	qp := r.qp
 	*w = queue.Send{ID: wr.ID, Opcode: wr.Opcode, Flags: wr.Flags, SGEs: w.SGEs[:0], Inline: w.Inline[:0]}
@@ -100,7 +102,7 @@ func (r *requester) describe(w *queue.Send, wr *ib.SendWR) error {
 			return fmt.Errorf("the address handle is destroyed or of another device: %w", syscall.EINVAL)
 		}
 		w.QPN, w.QKey, w.AH = wr.RemoteQPN, wr.RemoteQKey, to.num
-		w.To = to.pathFor(qp) // as the handle is now
+		w.To = to.pathFor(qp) // the present path of the handle
 		w.RemoteAddr, w.RKey = wr.RemoteAddr, wr.RKey
 	case kind == transport.Atomic:
 		w.CompareAdd, w.Swap = wr.CompareAdd, wr.Swap

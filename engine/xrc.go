@@ -7,19 +7,19 @@ import (
 	"verbena/ib"
 )
 
-// Extended reliable connections (IBA annex A14) are reliable ones whose requests name, in a header of their own, the
-// shared receive queue that they are for:
+// An extended reliable connection (XRC, IBA annex A14) is a reliable connection. Each of its requests has an extra
+// header with the number of the destination's shared receive queue:
 //
-//	initiator  a send queue; responses only come in
+//	initiator  a send queue; the initiator receives only responses
 //	target     no queues at all: receives, completion queue and protection domain are those of the named queue, which
 //	           must be of the target's XRC domain
 //
-// All else is as with RC.
+// Everything else is the same as for RC.
 
-// xrcd is an XRC domain. Its identity is nearly all that matters.
+// xrcd is an XRC domain. Apart from programs, only its identity matters.
 type xrcd struct {
 	dev      *Device
-	programs atomic.Bool // a program has made a queue in it, to whose memory targets may copy
+	programs atomic.Bool // a program has created a queue in the domain: targets may copy to the program's memory
 }
 
 // AllocXRCD implements ib.XRCDriver.
@@ -33,7 +33,7 @@ func hasReceiveQueue(qp *QP) bool {
 	return qp.srq == nil && qp.typ != ib.QPTypeXRCInit && qp.typ != ib.QPTypeXRCTgt
 }
 
-// srq finds a shared receive queue by its number.
+// srq returns the shared receive queue with a number, or nil.
 func (d *Device) srq(num uint32) *srq {
 	if s := d.srqs.get(num & (maxQPSlot - 1)); s != nil && s.num == num {
 		return s
@@ -41,8 +41,8 @@ func (d *Device) srq(num uint32) *srq {
 	return nil
 }
 
-// nameQueue finds the queue that a request to a target names, the same throughout a message. It reports whether the
-// target may take receives from there.
+// nameQueue looks up the queue that a request to a target names. All packets of a message must name the same queue.
+// nameQueue reports whether the target may take receives from the queue.
 func (r *responder) nameQueue(k *packet) bool {
 	qp := r.qp
 	s := qp.dev.srq(k.XRCETH().SRQN())
