@@ -43,8 +43,8 @@ func checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	return nil
 }
 
-// Modify implements ib.DriverQP. The transition is checked here, since a wrong one is to be reported before a wrong
-// value, and once more when the state cannot change any more.
+// Modify implements ib.DriverQP. Modify checks the transition first, because the error of a wrong transition precedes
+// that of a wrong value. change checks the transition again, when the state is stable.
 func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) {
 	if _, err := ib.NextState(qp.State(), qp.typ, a, mask); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) 
 	return err
 }
 
-// choosePort gives a connection the UDP source port that Linux would. (rdma_get_udp_sport)
+// choosePort sets the UDP source port of a connection to the port that Linux would use. (rdma_get_udp_sport)
 func (qp *QP) choosePort() {
 	if label := qp.attr.AH.GRH.FlowLabel; label != 0 {
 		qp.sport = roce.SourcePortFlowLabel(label)
@@ -79,8 +79,8 @@ func (qp *QP) choosePort() {
 	}
 }
 
-// forgetPort says that the queue pair sends no more from its UDP source port. Should another one do so, the port is
-// found again.
+// forgetPort reports to the endpoints that the queue pair no longer uses its UDP source port. If another queue pair
+// uses the port, the endpoints find it again.
 func (qp *QP) forgetPort() {
 	port := uint16(0)
 	if !qp.exclusively(func(*pass) { port = qp.sport }) {
@@ -98,7 +98,7 @@ func (qp *QP) setMTU(m roce.MTU) {
 	qp.resp.rcv.SetMTU(qp.mtu)
 }
 
-// change makes the change. (rxe_qp_from_attr)
+// change applies the attributes. (rxe_qp_from_attr)
 func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	moves := mask&ib.QPAttrState != 0
 	if qp.dev.failed.Load() && (!moves || a.State != ib.QPErr && a.State != ib.QPReset) {
@@ -175,7 +175,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	case ib.QPSQD:
 		if qp.state != ib.QPSQD {
 			qp.req.drain = draining
-			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // for this transition alone
+			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // this transition
 		}
 		qp.setState(a.State, driver.StateCause{Reason: driver.ByProgram})
 	default:
@@ -184,7 +184,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	return nil
 }
 
-// reset forgets everything that is outstanding, without completions. (rxe_qp_reset)
+// reset discards all outstanding work, without completions. (rxe_qp_reset)
 func (qp *QP) reset() {
 	qp.sending.Lock()
 	defer qp.sending.Unlock()

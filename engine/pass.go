@@ -11,14 +11,14 @@ import (
 	"verbena/link"
 )
 
-// The path of a message, from the event that begins it to its trains. This file has the part of the thread, up to
-// drain. run.go has the part of the queue pair.
+// This is the path of a message, from the event that begins it to its trains. This file has the part of the thread,
+// up to drain. run.go has the part of the queue pair.
 //
 //	doorbell, packets, timer, task
 //	        |
 //	      begin        a pass: the thread's working memory, and its run queue
 //	        |
-//	      wake         an idle queue pair enters the run queue; of a running one the event is noted, for its thread
+//	     wake         an idle queue pair enters the run queue; a running one gets the event for its thread
 //	        |
 //	      end, drain   the run queue, until it is empty or the budget is spent; then a goroutine continues
 //	        |
@@ -31,10 +31,10 @@ import (
 //
 // At most one thread runs a queue pair at a time, and no thread waits for that: a thread with an event for a running
 // queue pair leaves the event there and continues. So no lock is held while payload is copied, packets are sent and
-// completions are reported, and memory that does not answer stops only the queue pairs of its own program (stall.go).
+// completions are reported. Memory that does not answer stops only the queue pairs of its own program (stall.go).
 
-// pass is one run of the engine to completion, on the thread that had an event for it. It holds the thread's working
-// memory and the queue pairs that it has to run.
+// pass is one run of the engine to completion, on the thread with the event. It holds the thread's working memory and
+// the queue pairs to run.
 type pass struct {
 	dev   *Device
 	todo  []*QP // the run queue; their activity says running
@@ -46,11 +46,11 @@ type pass struct {
 	delivery
 	copying
 
-	method *QP      // the pass works for a method of this queue pair that may not sleep; nil: for none
+	method *QP      // the queue pair of the method, which may not sleep, that the pass works for; nil: none
 	last   *QP      // the queue pair that was run last
 	lane   *lane    // the slow program that the pass works for; nil: none
 	held   *ib.Hold // holds the callbacks of the devices; nil: the callbacks run on other threads
-	own    ib.Hold  // for held
+	own    ib.Hold  // storage for held
 }
 
 // workspace is the memory that a pass needs to send and to receive. The thread of the pass owns it, without a lock.
@@ -65,16 +65,16 @@ type workspace struct {
 }
 
 const (
-	// passBudget is what a pass may spend on the thread that it borrowed, a millisecond at most; then a goroutine goes on. A
-	// message between devices of a Fabric counts at both ends.
+	// passBudget is the maximum of pass.spent on a borrowed thread, at most about a millisecond. Then a goroutine
+	// continues. A message between devices of a Fabric counts at both ends.
 	passBudget = 4 << 20
-	// trainCost is what a train counts for beside its bytes: about as long as it takes.
+	// trainCost is the fixed cost of a train, in bytes that take about the same time.
 	trainCost = 4 << 10
 )
 
 const (
-	maxTakes = 8       // times that a pass receives from an endpoint before it leaves the rest
-	maxTaken = 1 << 20 // bytes, as counted in pass.spent, after which it does
+	maxTakes = 8       // times that a pass receives from an endpoint before it leaves the rest to other threads
+	maxTaken = 1 << 20 // value of pass.spent, in bytes, above which the pass leaves the rest
 )
 
 // delivery is the state of a pass that also receives its own packets: from endpoints, and as the receiver (copy.go).
@@ -87,7 +87,7 @@ type delivery struct {
 	inline   bool    // the pass runs the receiver: a store must not wait for a program
 }
 
-// newPass makes a pass for the device's pool.
+// newPass returns a new pass for the device's pool.
 func newPass(d *Device) *pass {
 	p := &pass{dev: d}
 	p.gather.p = p
@@ -95,8 +95,8 @@ func newPass(d *Device) *pass {
 	return p
 }
 
-// begin starts a pass. With callbacks it runs the completion handlers that come due at its end, on this thread,
-// which therefore must not be in a consumer's call.
+// begin starts a pass. With callbacks, the end of the pass runs the due completion handlers on this thread, which
+// therefore must not be in a consumer's call.
 func (d *Device) begin(callbacks bool) *pass {
 	p := d.passes.Get().(*pass)
 	if callbacks {
@@ -106,23 +106,23 @@ func (d *Device) begin(callbacks bool) *pass {
 	return p
 }
 
-// hold makes the callbacks of the device wait for the thread of this pass.
+// hold defers the callbacks of the device to the thread of this pass.
 func (p *pass) hold(d *Device) { p.held.Add(d.obj) }
 
-// letGo runs the callbacks that wait for this pass. Those of a doorbell its caller runs.
+// letGo runs the deferred callbacks. The caller of a doorbell runs the callbacks of the doorbell.
 func (p *pass) letGo() {
 	p.held = nil
 	p.own.Run()
 }
 
-// wake makes the pass run the queue pair, unless another thread, or another place in its run queue, is going to.
+// wake adds the queue pair to the run queue, unless another thread runs it or it is in a run queue already.
 func (p *pass) wake(qp *QP) {
 	if qp.activity.wake() {
 		p.todo = append(p.todo, qp)
 	}
 }
 
-// end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine, unless the
+// end runs the queue pairs in the run queue, and releases the pass. A goroutine finishes a long pass, unless the
 // thread has nothing else to do.
 func (p *pass) end() {
 	if finished := p.drain(passBudget); !finished {
@@ -149,25 +149,25 @@ func (p *pass) goOn() {
 	p.release()
 }
 
-// Run implements ib.Work: the end of a doorbell.
+// Run implements ib.Work: it ends the pass of a doorbell.
 func (p *pass) Run() { p.finish() }
 
-// finish is end, for a caller whose own panic is not at stake.
+// finish is end, and recovers a panic of the pass.
 func (p *pass) finish() {
 	defer p.caughtHolding()
 	p.end()
 }
 
-// endMethod ends a pass of a method that may not sleep, for a queue pair. Work that leads to memory of another
-// program, which may not answer, is left to a goroutine.
+// endMethod ends a pass for a method of a queue pair. The method may not sleep: a goroutine takes the work that leads
+// to memory of another program, which may not answer.
 func (p *pass) endMethod(own *QP) {
 	p.method = own
 	p.drain(passBudget)
 	p.endElsewhere()
 }
 
-// endOwn ends a pass that has only tasks to run. A goroutine takes the work for other queue pairs that results,
-// because the memory of their programs may not answer while a thread waits for the tasks. It also takes the rest when
+// endOwn ends a pass that has only tasks to run. A goroutine takes the resulting work for other queue pairs: the
+// memory of their programs may not answer while a thread waits for the tasks. The goroutine also takes the rest when
 // the budget is spent, because a consumer may post without end.
 func (p *pass) endOwn() {
 	defer p.caught()
@@ -179,8 +179,8 @@ func (p *pass) endOwn() {
 	p.endElsewhere()
 }
 
-// endElsewhere leaves the run queue to a goroutine. A pass with tasks for a queue pair of another program ends so
-// from the beginning: that program may have posted without a doorbell, from memory that does not answer.
+// endElsewhere leaves the run queue to a goroutine. A pass with tasks for a queue pair of another program calls it
+// before it runs any: that program may have posted without a doorbell, from memory that does not answer.
 func (p *pass) endElsewhere() {
 	if p.done == len(p.todo) {
 		p.release()
@@ -226,7 +226,8 @@ func (p *pass) step() {
 }
 
 // acquire makes the pass the owner of an idle queue pair, if the pass may run it. It reports whether it has.
-// Otherwise the caller leaves an event.
+// acquire makes the pass the owner of an idle queue pair, if the pass may run it. It reports whether the pass owns
+// it.
 func (p *pass) acquire(qp *QP) bool { return !p.avoids(qp) && p.mayRun(qp) && qp.activity.wake() }
 
 // avoids reports whether the pass must not run the queue pair, because its program is slow.
@@ -235,7 +236,7 @@ func (p *pass) avoids(qp *QP) bool {
 	return l != p.lane && l.slow.Load() && !l.recovered()
 }
 
-// mayRun reports whether the pass may run the queue pair as far as its method is concerned.
+// mayRun reports whether the method of the pass permits to run the queue pair.
 func (p *pass) mayRun(qp *QP) bool {
 	switch {
 	case p.method == nil:
@@ -250,17 +251,17 @@ func (p *pass) mayRun(qp *QP) bool {
 type claim struct {
 	to   *endpoint
 	turn link.Turn
-	sent int // trains, there, after the last Take
+	sent int // trains sent to the endpoint since the last Take
 }
 
-// claim is called before a train is sent to the network by a path. It claims the endpoint at the other end, if that
-// is one of the Fabric, and a program waits for the train.
+// claim is called before a train is sent to the network by a path. It claims the endpoint at the other end, if the
+// endpoint belongs to the Fabric and a program waits for the train.
 //
-// The packets that are sent to an address of this host are in its socket when the call that has sent them returns.
-// The sending thread also receives them. This spares the wake-up of the receive thread, and on a busy machine the
-// wait for a processor. The thread owns the receiving side of the endpoint (link.Taker) from before it sends until it
-// has received. The receive thread receives the rest, and other packets, which Expect announces. A pass of a slow
-// program claims nothing: it would be stopped in Receive, with packets of others.
+// Packets to an address of this host are in its socket when the send call returns. The sending thread also receives
+// them. This saves the wake-up of the receive thread and, on a busy machine, the wait for a processor. The thread
+// owns the receiving side of the endpoint (link.Taker) from before the send until it has received. The receive thread
+// receives the rest, and other packets, which Expect announces. A pass of a slow program claims nothing: it could
+// block in Receive, with packets of other programs.
 func (p *pass) claim(qp *QP, by *path) {
 	to := by.lookUp().to
 	if to == nil {
@@ -287,7 +288,7 @@ func (p *pass) claim(qp *QP, by *path) {
 	w.taker.Expect()
 }
 
-// take receives the packets that the pass has sent to endpoints of the Fabric. They may cause further packets.
+// take receives the packets that the pass has sent to endpoints of the Fabric. These may cause further packets.
 func (p *pass) take() {
 	for i := 0; i < len(p.claims); i++ {
 		for n := 0; n < maxTakes && p.claims[i].sent > 0 && p.spent <= maxTaken; n++ {
@@ -301,7 +302,7 @@ func (p *pass) take() {
 	p.yield()
 }
 
-// yield leaves the packets that are not received yet to other threads.
+// yield leaves the packets that have not been received yet to other threads.
 func (p *pass) yield() {
 	for _, c := range p.claims {
 		c.turn.Yield()
@@ -310,7 +311,7 @@ func (p *pass) yield() {
 	p.claims = p.claims[:0]
 }
 
-// abandon leaves the endpoints to others while the pass is stopped.
+// abandon leaves the claimed endpoints to other threads while the pass is blocked.
 //
 //verbena:held reassigning
 func (p *pass) abandon() {
@@ -319,7 +320,7 @@ func (p *pass) abandon() {
 	}
 }
 
-// task is something to be done by the thread that runs a queue pair.
+// task is a function that the thread that runs a queue pair calls.
 //
 //	waiting --run--> begun --> over
 //	   |
@@ -340,7 +341,7 @@ const (
 // taskPoll is the interval in which a thread that waits for a task checks whether it must give up.
 const taskPoll = time.Millisecond
 
-// post makes do a task of the queue pair, which the pass runs unless another thread does.
+// post adds do to the tasks of the queue pair. The pass runs the task unless another thread does.
 func (p *pass) post(qp *QP, do func(p *pass)) *task {
 	t := &task{qp: qp, do: do, over: make(chan struct{})}
 	qp.events.add(event{task: t})

@@ -15,26 +15,26 @@ import (
 	"verbena/roce"
 )
 
-// A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
-// time the slot is used again, so that packets meant for a queue pair of the past do not reach its successor.
+// A queue pair number has a slot of the device's table in its low bits, and a generation above them. The generation
+// goes up with each use of the slot. Packets for a former queue pair thus do not reach its successor.
 const (
 	qpSlotBits   = 17
 	qpNumberBits = 24
-	minQPSlot    = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
+	minQPSlot    = 17 // RXE_MIN_QP_INDEX; the management queue pairs have 0 and 1
 	maxQPSlot    = 1 << qpSlotBits
 	// maxQP is the limit of the kernel's rxe. The table has more slots: see objectCounts.
 	maxQP = 1<<16 - minQPSlot
 )
 
-// numberBits are the widths of the slot and of the whole number.
+// numberBits holds the widths of the slot and of the whole number, in bits.
 type numberBits struct{ slot, number uint }
 
-// qpBitsOf returns the widths for queue pairs of a kind of adapter.
+// qpBitsOf returns the widths of queue pair numbers for a kind of adapter.
 func qpBitsOf(t *queue.Traits) numberBits {
 	return numberBits{cmp.Or(t.QPSlotBits, qpSlotBits), cmp.Or(t.QPNumberBits, qpNumberBits)}
 }
 
-// join returns the number of a slot that is used with a generation.
+// join returns the number for a slot and a generation.
 func (b numberBits) join(generation uint8, slot uint32) uint32 {
 	return (uint32(generation)<<b.slot | slot) & (1<<b.number - 1)
 }
@@ -42,7 +42,7 @@ func (b numberBits) join(generation uint8, slot uint32) uint32 {
 // slotOf returns the slot of a number.
 func (b numberBits) slotOf(num uint32) uint32 { return num & (1<<b.slot - 1) }
 
-// srqBits are the widths of the numbers of shared receive queues.
+// srqBits holds the widths of the numbers of shared receive queues.
 var srqBits = numberBits{qpSlotBits, qpNumberBits}
 
 // service is the transport service of a type of queue pair.
@@ -52,7 +52,7 @@ type service struct {
 	datagram bool // each request names its destination
 }
 
-// services lists the types of queue pairs that the device has.
+// services maps the supported types of queue pairs to their services.
 var services = map[ib.QPType]service{
 	ib.QPTypeRC:      {wire: roce.RC, reliable: true},
 	ib.QPTypeUC:      {wire: roce.UC},
@@ -63,9 +63,9 @@ var services = map[ib.QPType]service{
 	ib.QPTypeSRD:     {wire: roce.SRD, reliable: true, datagram: true},
 }
 
-// QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
-// (req.go), the completer takes the answers and makes completions (comp.go), the responder takes the peer's
-// requests (resp.go).
+// QP is a queue pair. The requester takes send work requests out of the send ring and makes packets from them
+// (req.go). The completer turns the responses into completions (comp.go). The responder executes the peer's requests
+// (resp.go).
 type QP struct {
 	dev *Device
 	obj ib.QPHandle
@@ -85,10 +85,10 @@ type QP struct {
 	cap    ib.QPCap
 	sq     queue.SendQueue
 	rq     queue.RecvQueue
-	xrcd   *xrcd // of an XRC target
-	srq    *srq  // where the receives come from instead of rq; may be nil
+	xrcd   *xrcd // only XRC targets
+	srq    *srq  // has the receives instead of rq; may be nil
 
-	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
+	lane *lane // shared by the queue pairs of a program; other queue pairs and XRC targets have their own
 
 	sending sync.Mutex // serialises PostSend, and excludes it from reset
 	queued  queue.Send // the request of QueueSend; under sending
@@ -100,16 +100,17 @@ type QP struct {
 	stateNow atomic.Uint32
 	// peer is a copy of attr.DestQPN for other threads.
 	peer atomic.Uint32
-	// psns are the PSNs that come next, for other threads: expected<<32 | to be sent, as of the end of the last run.
+	// psns holds the next expected PSN (<<32) and the next PSN to send, for other threads, as of the end of the last
+	// run.
 	psns atomic.Uint64
-	// traced says that trace is not nil, for other threads; written under Device.tracing.
+	// traced is true if trace is not nil. Other threads read it; it is written under Device.tracing.
 	traced atomic.Bool
 
 	activity activity
 	events   events
 
-	// What follows belongs to the thread that runs the queue pair: see activity. That thread takes the locks of
-	// completion queues, of shared receive queues and of regions, and waits for nothing else.
+	// The following fields belong to the thread that runs the queue pair: see activity. That thread takes the locks
+	// of completion queues, of shared receive queues and of regions, and waits for nothing else.
 	life    life
 	state   ib.QPState
 	attr    ib.QPAttr
@@ -122,7 +123,7 @@ type QP struct {
 	srd     *srd // nil unless the service is SRD
 	egress  egress
 	timer   timer
-	bound   bool // it has bound a window of type 2
+	bound   bool // a window of type 2 was bound
 	trace   *trace
 }
 
@@ -159,11 +160,11 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	qp.recvCQ, _ = ib.As[*cq](init.RecvCQ)
 	qp.srq, _ = ib.As[*srq](init.SRQ)
 	if init.Type == ib.QPTypeXRCTgt {
-		// It has nothing that a user shares, and may outlive the context that it was made in.
+		// An XRC target shares nothing with a user, and may outlive the context in which it was created.
 		qp.ctx, *c = nil, ib.QPCap{}
 		qp.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	}
-	if !hasReceiveQueue(qp) { // then its size does not count (ibv_create_qp(3))
+	if !hasReceiveQueue(qp) { // the size of its queue is ignored (ibv_create_qp(3))
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
 	}
 	for _, l := range []struct {
@@ -221,7 +222,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	return qp, nil
 }
 
-// makeQueues makes the two queues, and reports their locations to a program.
+// makeQueues creates the two queues, and reports their locations to a program.
 func (qp *QP) makeQueues(c *ib.QPCap, u *ib.Udata) (err error) {
 	if qp.ctx != nil {
 		qp.sq, qp.rq, err = qp.ctx.queues.CreateQP(qp.typ, c, hasReceiveQueue(qp), u)
@@ -262,12 +263,12 @@ func (qp *QP) QueueSend(wrs []ib.SendWR) (n int, err error) {
 	return qp.req.postSend(&qp.queued, wrs)
 }
 
-// postSend uses w, which belongs to the caller, or is protected by sending.
+// postSend posts work requests by way of w, which belongs to the caller or is guarded by sending.
 func (r *requester) postSend(w *queue.Send, wrs []ib.SendWR) (n int, err error) {
 	qp := r.qp
 	qp.sending.Lock()
 	defer qp.sending.Unlock()
-	if s := qp.State(); s < ib.QPRTS { // reset holds the lock, so that no work request outlives it
+	if s := qp.State(); s < ib.QPRTS { // reset holds sending, so no work request outlives the reset
 		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
 	for ; n < len(wrs); n++ {
@@ -375,7 +376,7 @@ func (qp *QP) Peek() ib.QPAttr {
 	return ib.QPAttr{State: qp.State(), DestQPN: qp.peer.Load(), RQPSN: uint32(psns >> 32), SQPSN: uint32(psns)}
 }
 
-// Destroy implements ib.DriverQP. The packets that have come of earlier events are sent first, above all the
+// Destroy implements ib.DriverQP. The packets that result from earlier events are sent first, above all the
 // acknowledgement of a request that the consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.dev.qpBits.slotOf(qp.num), nil)
@@ -387,7 +388,7 @@ func (qp *QP) Destroy() error {
 		qp.egress.drop()
 		bound = qp.bound
 	}) {
-		return nil // what it has stays, and dies with the device
+		return nil // its resources stay until the device ends
 	}
 	if bound {
 		unbindWindows(qp.dev, qp)
@@ -396,7 +397,7 @@ func (qp *QP) Destroy() error {
 		qp.ctx.unlist(qp)
 	}
 	qp.forgetPort()
-	// Threads that still hold a pointer to the queue pair find it destroyed, and posting ends here.
+	// Other threads that have a pointer to the queue pair find it destroyed. The locks wait for the end of posts.
 	qp.sending.Lock()
 	qp.posting.Lock()
 	qp.freeQueues()
@@ -410,27 +411,27 @@ func (qp *QP) Destroy() error {
 	return nil
 }
 
-// ringGone notes that the user took a ring's memory away: the queue pair ends in error.
+// ringGone records that the program has removed the memory of a ring. The queue pair then enters the error state.
 func (qp *QP) ringGone() { qp.life.reach(ringless) }
 
-// enterError makes the queue pair complete everything with a flush error from now on. (rxe_qp_error)
+// enterError moves the queue pair to ERR, where all work requests complete with a flush error. (rxe_qp_error)
 func (qp *QP) enterError(why driver.StateCause) {
 	qp.resp.rcv.DropReplies()
 	qp.enterErrorReplying(why)
 }
 
-// enterErrorReplying does the same, but still sends the responses to requests that have been carried out.
+// enterErrorReplying is enterError, but the responses to executed requests are still sent.
 func (qp *QP) enterErrorReplying(why driver.StateCause) {
 	qp.setState(ib.QPErr, why)
 	qp.resp.rcv.Abort()
 	qp.req.snd.Stop()
 }
 
-// EnterError implements ib.Driver: every queue pair goes to ERR, where work requests are flushed, those too that
-// are posted later. It may not sleep.
+// EnterError implements ib.Driver: every queue pair enters ERR, where work requests are flushed, including later
+// ones. EnterError may not sleep.
 func (o ops) EnterError() {
 	d := o.dev
-	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
+	d.failed.Store(true) // from now on, change refuses to leave RESET
 	p := d.begin(false)
 	for qp := range d.qps.all() {
 		enter := func(*pass) {
@@ -449,10 +450,10 @@ func (o ops) EnterError() {
 			p.todo = append(p.todo, qp)
 		}
 	}
-	p.endElsewhere() // what the queue pairs have still to do may wait for the memory of programs
+	p.endElsewhere() // the rest of the work may wait for the memory of programs
 }
 
-// Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
+// Disassociate implements ib.Disassociator: it flushes the queue pairs of the context once more, and detaches them.
 func (o ops) Disassociate(c ib.UserContext) {
 	d := o.dev
 	p := d.begin(false)
@@ -473,6 +474,6 @@ func (o ops) Disassociate(c ib.UserContext) {
 	}
 	p.endElsewhere()
 	for _, t := range tasks {
-		t.await(t.qp.unresponsive) // where memory does not answer, this comes when it does
+		t.await(t.qp.unresponsive) // if memory does not answer, the task runs when it does
 	}
 }

@@ -8,10 +8,10 @@ import (
 	"verbena/roce"
 )
 
-// Receive implements link.Receiver: packets that came from the network.
+// Receive implements link.Receiver: it handles packets from the network.
 func (e *endpoint) Receive(a *link.Arrival) {
 	if !e.dev.at.Load().up() {
-		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // it gets nothing
+		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // the port receives nothing
 		return
 	}
 	if p, ok := a.By.(*pass); ok {
@@ -19,12 +19,12 @@ func (e *endpoint) Receive(a *link.Arrival) {
 		p.receive(e.dev, a)
 		return
 	}
-	//verbena:allow nosleep a method that sends and receives comes as Arrival.By: this is a receive thread
-	//verbena:allow callback a method that sends and receives comes as Arrival.By: this is a receive thread
+	//verbena:allow nosleep this is a receive thread: a method that also receives has Arrival.By
+	//verbena:allow callback this is a receive thread: a method that also receives has Arrival.By
 	e.receive(a)
 }
 
-// receive does it on a thread of the network's.
+// receive handles packets on a receive thread of the network.
 func (e *endpoint) receive(a *link.Arrival) {
 	p := e.dev.begin(true)
 	defer p.caughtHolding()
@@ -33,8 +33,7 @@ func (e *endpoint) receive(a *link.Arrival) {
 	p.end()
 }
 
-// receive hands packets to the queue pairs that they are for, each run of packets for one of them at once.
-// (rxe_rcv)
+// receive hands packets to their queue pairs, each run of packets for one queue pair at once. (rxe_rcv)
 func (p *pass) receive(d *Device, a *link.Arrival) {
 	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
@@ -67,7 +66,7 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 	}
 }
 
-// arrive has a queue pair receive packets of the network: now, or, if it is being run, later.
+// arrive hands packets from the network to a queue pair. If the pass cannot run the queue pair now, the packets wait.
 func (p *pass) arrive(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.dev.stopped.Load() {
 		return
@@ -92,7 +91,7 @@ func lenOf(packets [][]byte) (n int) {
 	return n
 }
 
-// waiting is packets of the network that wait for the queue pair, in memory of their own.
+// waiting holds packets from the network that wait for the queue pair, in memory of their own.
 type waiting struct {
 	link.Arrival
 	buf []byte
@@ -100,7 +99,7 @@ type waiting struct {
 
 var waitingPool = sync.Pool{New: func() any { return new(waiting) }}
 
-// copyOf returns a copy of packets of an arrival, to be freed.
+// copyOf returns a copy of packets of an arrival. The caller must free the copy.
 func copyOf(a *link.Arrival, packets [][]byte) *waiting {
 	w := waitingPool.Get().(*waiting)
 	w.Src, w.Dst, w.TOS, w.TTL = a.Src, a.Dst, a.TOS, a.TTL

@@ -15,11 +15,11 @@ import (
 	"verbena/roce"
 )
 
-// run does all possible work of a queue pair that this thread owns. Packets that have just arrived for it come first.
+// run does all possible work of a queue pair that this thread owns. It begins with packets, which have just arrived.
 func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.dev.broken.Load() {
 		p.forgiveOne(qp)
-		return // it stays as it is
+		return // the queue pair keeps its state
 	}
 	p.last = qp
 	p.runs++
@@ -47,7 +47,7 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 			qp.lane.uncharge(len(e.waiting.buf))
 			e.waiting.free()
 		default:
-			if i > 0 || packets != nil { // what those before it have led to is sent, even if it destroys the queue pair
+			if i > 0 || packets != nil { // send first: the task may destroy the queue pair
 				qp.advance(p)
 				p.sendAll(qp)
 			}
@@ -69,8 +69,8 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	}
 }
 
-// taken notes that a queue pair is about to receive a train of another one. A sender that has waited for that
-// continues.
+// taken takes a train out of the count of its sender, before a queue pair receives the train. It wakes a sender that
+// waits for this.
 func (p *pass) taken(t *train) {
 	if !t.charged && t.from.egress.handed.Add(-1) == maxHanded-1 {
 		p.wake(t.from)
@@ -90,7 +90,7 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 	qp.settle(p)
 }
 
-// receiveTrain handles a train of a device of the Fabric, and frees it.
+// receiveTrain handles a train from a device of the Fabric, and frees it.
 func (qp *QP) receiveTrain(p *pass, t *train) {
 	p.spent += len(t.Buf) + trainCost
 	if !qp.dev.stopped.Load() {
@@ -100,7 +100,7 @@ func (qp *QP) receiveTrain(p *pass, t *train) {
 			qp.receiveSpan(p, &k, b[:len(b)-link.ICRCLen], s.mem)
 		}
 		qp.settle(p)
-		p.split.payload = nil // which may have been in memory that goes away
+		p.split.payload = nil // the payload may be in memory that goes away
 	}
 	if t.charged {
 		qp.lane.uncharge(len(t.Buf))
@@ -109,7 +109,7 @@ func (qp *QP) receiveTrain(p *pass, t *train) {
 	t.free()
 }
 
-// settle writes the data of the packets that were received.
+// settle stores the data of the received packets.
 func (qp *QP) settle(p *pass) {
 	if qp.srd != nil {
 		qp.srd.settle(p)
@@ -118,17 +118,17 @@ func (qp *QP) settle(p *pass) {
 	}
 }
 
-// packet is a packet that has arrived, or a span of several, with the headers of the first and the payload of all.
+// packet is a received packet, or a span of several with the headers of the first and the payload of all.
 type packet struct {
 	roce.Packet // Data ends before the ICRC
 	psn         roce.PSN
-	packets     int // in the span
+	packets     int // number in the span
 	src, dst    netip.Addr
 	tos, ttl    uint8
 }
 
-// receiveSpan handles a span. mem, if it is not nil, is its payload. Several packets are handled at once if each has
-// only to be stored, and one by one otherwise.
+// receiveSpan handles a span. mem, if not nil, is the payload. Several packets are handled at once if they only have
+// to be stored, and one by one otherwise.
 func (qp *QP) receiveSpan(p *pass, k *packet, b, mem []byte) {
 	if why := qp.parse(k, b); why != accept {
 		qp.take(p, k, b, why)
@@ -199,8 +199,8 @@ func (qp *QP) parse(k *packet, b []byte) counter {
 	return accept
 }
 
-// check checks that a packet may be for this queue pair as it is now: service, state, partition, and the addresses of
-// a connection or the Q_Key. It returns the reason to drop the packet, or accept. (hdr_check)
+// check checks that the queue pair may receive a packet in its present state: service, state, partition, and the
+// addresses of a connection or the Q_Key. It returns the reason to drop the packet, or accept. (hdr_check)
 func (qp *QP) check(k *packet) counter {
 	switch {
 	case k.Opcode.Service() != qp.wire:
@@ -210,7 +210,7 @@ func (qp *QP) check(k *packet) counter {
 	}
 	response := k.Flags&roce.FlagResponse != 0
 	if qp.typ == ib.QPTypeXRCInit && !response || qp.typ == ib.QPTypeXRCTgt && response {
-		return cntDropService // each has one half of it
+		return cntDropService // initiators only receive responses, and targets only requests
 	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
 	if response {
@@ -233,10 +233,10 @@ func (qp *QP) check(k *packet) counter {
 // accept is the result of check for a packet that is not dropped.
 const accept = numCounters
 
-// pkeyFull is the bit of a P_Key that tells full from limited members.
+// pkeyFull is the bit of a P_Key that distinguishes full from limited members.
 const pkeyFull = 0x8000
 
-// advance does the work that is possible now, and leaves packets in the egress queue, for the pass to send.
+// advance does the work that is possible now, and adds packets to the egress queue, for the pass to send.
 func (qp *QP) advance(p *pass) {
 	stopped := qp.dev.stopped.Load()
 	if stopped {
@@ -260,10 +260,10 @@ func (qp *QP) advance(p *pass) {
 		qp.req.run(p)
 	}
 	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
-		p.fill(qp) // before completions say that the memory is the consumer's again
+		p.fill(qp) // before completions return the memory to the consumer
 	}
 	if qp.state == ib.QPSQE {
-		qp.req.flush() // may enter ERR, when a completion is lost
+		qp.req.flush() // enters ERR if a completion is lost
 	}
 	if qp.state == ib.QPErr {
 		qp.flush()
@@ -271,7 +271,7 @@ func (qp *QP) advance(p *pass) {
 	qp.timer.rearm()
 }
 
-// flush completes everything with a flush error, and waits for no program's memory.
+// flush completes all work requests with a flush error. It does not wait for the memory of a program.
 func (qp *QP) flush() {
 	qp.req.flush()
 	qp.resp.flush()
@@ -311,7 +311,7 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	return true
 }
 
-// maxUrgent is the largest number of bytes that one thread moves sooner than two.
+// maxUrgent is the maximum number of bytes that one thread moves faster than two.
 const maxUrgent = 128 << 10
 
 // urgent reports whether a program waits for the packets in the egress queue. A program always waits for responses.
@@ -325,11 +325,11 @@ func (qp *QP) urgent() bool {
 	case qp.reliable:
 		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
 	}
-	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
+	return w.polls && qp.sendCQ.hasPolled(1) // the queue already has its own completion
 }
 
-// send hands the first trains of a list to their destination, a device of the Fabric or the network, and frees them. It
-// returns their number, and false if the socket is full, with the first of the others.
+// send hands the first trains of a list to their destination, a device of the Fabric or the network, and frees them.
+// It returns their number, and false if the socket has no room for the next train.
 func (p *pass) send(qp *QP, list []*train) (int, bool) {
 	t := list[0]
 	if qp.trace != nil {
@@ -363,7 +363,7 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 		return 1, true
 	}
 	p.claim(qp, t.path)
-	if t.mixed { // the path has changed since it was built; all the rest then follows by the network
+	if t.mixed { // the path has changed since then: the rest goes over the network
 		if !t.each(t.sent, func(x *link.Train) bool {
 			ok := from.transmit(qp, x, 1)
 			if ok {
@@ -391,7 +391,7 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 	return n, ok
 }
 
-// hand makes a train an event of the queue pair that it is for, on a device of the Fabric. to is nil if there is none.
+// hand adds a train to the events of its destination, to, on a device of the Fabric. to is nil if there is none.
 func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
 	if to == nil {
@@ -419,9 +419,9 @@ func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	p.wake(to)
 }
 
-// deliver makes a queue pair receive a train that refers to memory. It reports false where the train has to wait:
-// another thread runs the receiver, another event precedes it, or the receiver has to store where a copy may be
-// stopped.
+// deliver makes a queue pair receive a train that refers to memory. It returns false if the train must wait: another
+// thread runs the receiver, another event precedes the train, or the receiver stores to memory where a copy may
+// block.
 func (p *pass) deliver(to *QP, t *train) bool {
 	if to != p.receiver {
 		if p.receiver != nil || !p.acquire(to) {
@@ -439,8 +439,8 @@ func (p *pass) deliver(to *QP, t *train) bool {
 	return true
 }
 
-// storesDirectly reports whether writing by a key waits for no program. If the key stands for other memory when the
-// receiver stores, there has been a time in between when it stood for none, and the peer is refused as then.
+// storesDirectly reports whether a write by a key waits for no program. If the key refers to other memory when the
+// receiver stores, it has referred to no memory in between. The peer is then refused as at that time.
 func (qp *QP) storesDirectly(key uint32) bool {
 	g := qp.memory(qp.resp.domain(), key, ib.AccessRemoteWrite)
 	if g == nil {
@@ -450,8 +450,8 @@ func (qp *QP) storesDirectly(key uint32) bool {
 	return g.direct(g.first, g.length) != nil
 }
 
-// endDelivery puts the queue pair that has received into the run queue. Before, the watchdog could have given it from
-// there to another thread.
+// endDelivery puts the receiver into the run queue. Earlier, the watchdog could have given it from the run queue to
+// another thread.
 func (p *pass) endDelivery() {
 	if p.receiver != nil {
 		p.todo = append(p.todo, p.receiver)
@@ -459,7 +459,7 @@ func (p *pass) endDelivery() {
 	}
 }
 
-// tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
+// tapShortcut reports a train to the taps in its form on the wire: one device sends it, then the other receives it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
 	t.each(0, func(x *link.Train) bool {
@@ -472,7 +472,7 @@ func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 // defaultTTL is the TTL of packets if the address vector has none.
 const defaultTTL = 64
 
-// publish makes the PSNs known to other threads.
+// publish stores the PSNs for other threads.
 func (qp *QP) publish() {
 	psns := uint64(qp.resp.rcv.PSN())<<32 | uint64(qp.req.snd.Place())
 	if psns != qp.psns.Load() {
@@ -480,7 +480,7 @@ func (qp *QP) publish() {
 	}
 }
 
-// expired does the work that is due when the timer has fired. The pass runs the queue pair.
+// expired does the due work after the timer has fired. The pass runs the queue pair.
 func (t *timer) expired(p *pass) {
 	qp := t.qp
 	t.fired.Store(false)
@@ -555,7 +555,7 @@ const (
 	woken
 )
 
-// wake notes that there is an event. It reports whether the queue pair rested; then the caller must run it.
+// wake records an event. It reports whether the queue pair was resting; if so, the caller must run it.
 func (a *activity) wake() bool {
 	for {
 		switch s := a.state.Load(); {
@@ -567,20 +567,20 @@ func (a *activity) wake() bool {
 	}
 }
 
-// begin is called before the thread that runs the queue pair looks at its events.
+// begin is called before the thread that runs the queue pair takes its events.
 func (a *activity) begin() { a.state.Store(running) }
 
-// rest ends the run, unless there has been an event since begin. It reports whether it did.
+// rest ends the run, unless an event has come since begin. It reports whether the run has ended.
 func (a *activity) rest() bool { return a.state.CompareAndSwap(running, resting) }
 
-// event is something that a queue pair has to deal with: exactly one of these.
+// event is an event of a queue pair. Exactly one field is set.
 type event struct {
 	train   *train   // packets from a device of the Fabric
-	waiting *waiting // packets from the network, which came while another thread ran the queue pair
+	waiting *waiting // packets from the network that came while another thread ran the queue pair
 	task    *task
 }
 
-// events are the events that a queue pair has not handled yet, in order. A wake follows each.
+// events holds the unhandled events of a queue pair, in order. A wake follows each addition.
 type events struct {
 	any atomic.Bool // list is not empty
 
@@ -596,8 +596,8 @@ func (e *events) add(v event) {
 	e.any.Store(true)
 }
 
-// addTrain adds a train. Until it is taken, it counts as handed over by its sender or, if the program is slow, among
-// the waiting packets of the program (lane.charge). addTrain reports false if there is no room for it.
+// addTrain adds a train. Until it is taken, the train counts as handed over by its sender or, if the program is slow,
+// among the waiting packets of the program (lane.charge). addTrain returns false if there is no room for the train.
 func (e *events) addTrain(t *train, l *lane) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -615,14 +615,14 @@ func (e *events) addTrain(t *train, l *lane) bool {
 	return true
 }
 
-// remove takes a task out again, if it is still there.
+// remove removes a task that has not been taken yet.
 func (e *events) remove(t *task) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.list = slices.DeleteFunc(e.list, func(v event) bool { return v.task == t })
 }
 
-// take returns all events, which recycle gives back.
+// take returns all events. recycle takes the list back.
 func (e *events) take() []event {
 	if !e.any.Load() {
 		return nil

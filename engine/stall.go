@@ -10,50 +10,50 @@ import (
 	"verbena/internal/clock"
 )
 
-// Memory that does not answer. A copy into or out of a program's memory may take for ever: a page may be that of a FUSE
-// file, or of userfaultfd(2), whatever it was when it was registered. The copy is made by the thread that runs the queue pair
-// of that program, which may be another program's or the endpoint's; the queue pairs of others are not held meanwhile. So:
+// Memory that does not answer. A copy from or to a program's memory may block forever: a page may belong to a FUSE
+// file or to userfaultfd(2), even if it did not at its registration. The thread that runs the queue pair of that
+// program makes the copy, and may be a thread of another program or of the endpoint. The queue pairs of others must
+// not wait for it. So:
 //
-//   - A pass says so when it is in a copy (pass.enter, leave). The device's watchdog finds those that have been for stallTick
-//     or longer, gives their run queue to a goroutine, and marks the program as slow.
-//   - The queue pairs of a slow program are run by a goroutine of its own, from its lane. The packets that wait for them are
-//     bounded; more are lost, as in a network that is too slow.
-//   - The network's receive thread that is stopped in a copy is replaced by another (package link).
+//   - A pass marks the begin and the end of a copy (pass.enter, leave). The device's watchdog finds passes that have
+//     been in a copy for stallTick or longer, gives their run queue to a goroutine, and marks the program as slow.
+//   - A goroutine of the program runs the queue pairs of a slow program (QP.lane). The packets that wait for them are
+//     bounded. Further packets are lost, as in a network that is too slow.
+//   - Package link replaces a receive thread of the network that is blocked in a copy.
+//   - The watchdog answers a doorbell that is blocked in another program's memory (ib.Hold.Stalled).
+//   - A method that may not sleep, or that concerns another program's queue pair, leaves the work on such memory to a
+//     goroutine (pass.endMethod, endElsewhere).
 //
-//   - A doorbell that is stopped so in another program's memory is answered by the watchdog (ib.Hold.Stalled).
-//   - A method that may not sleep, or is about another program's queue pair, leaves what leads to such memory to a goroutine
-//     (pass.endMethod, endElsewhere).
-//
-// A slow program costs each thread that meets it one stall of up to 2*stallTick. After that no other thread runs its queue
-// pairs until nothing of it has been stopped for a time that doubles with each stall.
+// A slow program costs each thread that meets it one stall of up to 2*stallTick. After that, no other thread runs its
+// queue pairs until its memory has blocked no pass for a time that doubles with each stall.
 
 const (
 	stallTick = 10 * time.Millisecond
-	// A program stays slow for minPenalty after its first stall, up to maxPenalty after its last.
+	// A program stays slow for minPenalty after its first stall, and for up to maxPenalty after later ones.
 	minPenalty = time.Second
 	maxPenalty = time.Minute
-	// maxLaneBytes bounds the packets that are kept for the queue pairs of one program while they cannot be received, those
-	// from fast programs of the same Fabric excepted, which egress bounds.
+	// maxLaneBytes is the maximum size of the packets that wait for the queue pairs of one program. Packets from fast
+	// programs of the same Fabric do not count; egress bounds them.
 	maxLaneBytes = 1 << 20
 )
 
-// lane is where the queue pairs of one program are run from while it is slow.
+// lane runs the queue pairs of one program while it is slow.
 //
-//	        a pass is stopped                            none is, the penalty is over and the queue is empty
+//	        a pass is blocked                            none is, the penalty is over and the queue is empty
 //	fast ---------------------> slow (a goroutine runs its queue pairs) -------------------------------------> fast
 type lane struct {
 	slow  atomic.Bool  // written under mu
-	bytes atomic.Int64 // of packets that wait for its queue pairs
+	bytes atomic.Int64 // size of the packets that wait for its queue pairs
 
 	mu      sync.Mutex
-	queue   []*QP // to be run; their activity says running
+	queue   []*QP // queue pairs to run; their activity is running
 	running bool
-	stopped int // passes that are stopped in the program's memory; a broken device counts as one
+	stopped int // passes that are blocked in the program's memory; a broken device counts as one
 	until   time.Time
 	penalty time.Duration
 }
 
-// stall notes that a pass is stopped in the program's memory, until resume is called.
+// stall records that a pass is blocked in the program's memory, until resume is called.
 func (l *lane) stall() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +69,7 @@ func (l *lane) resume() {
 	l.until = time.Now().Add(l.penalty)
 }
 
-// recovered ends the slow state when it is time.
+// recovered ends the slow state if the penalty is over. It reports whether the slow state has ended.
 func (l *lane) recovered() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *lane) recovered() bool {
 	return true
 }
 
-// charge counts n bytes of packets that are going to wait. It reports false where there is no room for them.
+// charge counts n bytes of packets that will wait. It returns false if there is no room for them.
 func (l *lane) charge(n int) bool {
 	if l.bytes.Add(int64(n)) > maxLaneBytes {
 		l.bytes.Add(-int64(n))
@@ -89,10 +89,10 @@ func (l *lane) charge(n int) bool {
 	return true
 }
 
-// uncharge is the opposite of charge.
+// uncharge undoes charge.
 func (l *lane) uncharge(n int) { l.bytes.Add(-int64(n)) }
 
-// add queues a queue pair, to be run by the program's goroutine.
+// add queues a queue pair for the program's goroutine.
 func (l *lane) add(qp *QP) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +103,7 @@ func (l *lane) add(qp *QP) {
 	}
 }
 
-// run works the queue off.
+// run runs the queue pairs in the queue until the queue is empty.
 func (l *lane) run() {
 	for {
 		l.mu.Lock()
@@ -122,16 +122,16 @@ func (l *lane) run() {
 	}
 }
 
-// unresponsive reports whether memory of the queue pair's program does not answer.
+// unresponsive reports whether the memory of the queue pair's program does not answer.
 func (qp *QP) unresponsive() bool { return qp.lane.slow.Load() }
 
-// watchdog finds passes of a device that are stopped in a copy. Its timer runs while there are copies.
+// watchdog finds passes of a device that are blocked in a copy. Its timer runs while there are copies.
 type watchdog struct {
 	on atomic.Bool
 
 	mu     sync.Mutex
-	timer  *time.Timer          // nil: there was none yet
-	passes []weak.Pointer[pass] // all that the device's pool has made
+	timer  *time.Timer          // nil until the first copy
+	passes []weak.Pointer[pass] // all passes of the device's pool
 }
 
 func (w *watchdog) add(p *pass) {
@@ -142,7 +142,7 @@ func (w *watchdog) add(p *pass) {
 
 func (w *watchdog) start(d *Device) {
 	if d.clock != clock.System {
-		return // a simulation, whose memory answers
+		return // in a simulation, memory answers
 	}
 	if w.on.CompareAndSwap(false, true) {
 		w.lookLater(d)
@@ -159,7 +159,7 @@ func (w *watchdog) lookLater(d *Device) {
 	w.timer = time.AfterFunc(stallTick, func() { w.look(d) })
 }
 
-// look takes the work of passes that are in the same copy as at the last look.
+// look reassigns the work of passes that are in the same copy as at the last look.
 func (w *watchdog) look(d *Device) {
 	busy, stuck := w.find()
 	for _, p := range stuck {
@@ -167,14 +167,14 @@ func (w *watchdog) look(d *Device) {
 	}
 	if !busy {
 		w.on.Store(false)
-		busy = w.entered() && w.on.CompareAndSwap(false, true) // meanwhile
+		busy = w.entered() && w.on.CompareAndSwap(false, true) // a copy has begun meanwhile
 	}
 	if busy {
 		w.lookLater(d)
 	}
 }
 
-// find reports whether there was a copy since the last look, and returns the passes that are in the same one as then.
+// find reports whether there was a copy since the last look, and returns the passes that are still in the same copy.
 func (w *watchdog) find() (busy bool, stuck []*pass) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,7 +214,7 @@ func (w *watchdog) entered() bool {
 	return false
 }
 
-// reassign gives the run queue of a pass to a goroutine. n is the last value of copies.
+// reassign gives the run queue of a pass to a goroutine. n is the last observed value of copies.
 func (p *pass) reassign(n uint32) {
 	p.reassigning.Lock()
 	defer p.reassigning.Unlock()
@@ -230,7 +230,7 @@ func (p *pass) reassign(n uint32) {
 	takeOver(p, q)
 }
 
-// takeOver adds the run queue of a pass that is stopped to that of another, which a goroutine works off.
+// takeOver moves the run queue of a pass that cannot continue to another pass, which a goroutine runs.
 func takeOver(p, q *pass) {
 	q.todo = append(q.todo, p.todo[p.done:]...)
 	clear(p.todo[p.done:])
@@ -238,9 +238,9 @@ func takeOver(p, q *pass) {
 	q.dev.workers.start(q.finish)
 }
 
-// forgive lets the senders go on whose trains wait for queue pairs of a program that has become slow. From now on the trains
-// count in its lane; those that do not fit are lost. For a queue pair that is about to be destroyed, and in no table, step
-// does it.
+// forgive wakes the senders that wait for queue pairs of a program that has become slow. From now on the trains of
+// these senders count in QP.lane of the program. Trains that do not fit are lost. A queue pair that is about to be
+// destroyed is in no table; pass.step does the same for it.
 func (p *pass) forgive(slow *QP) {
 	p.forgiveOne(slow) // it may be about to be destroyed, and in no table
 	for qp := range slow.dev.qps.all() {
@@ -278,10 +278,10 @@ func (p *pass) forgiveOne(qp *QP) {
 type crew struct {
 	mu   sync.Mutex
 	n    int
-	idle chan struct{} // closed when n is 0; nil: nobody waits
+	idle chan struct{} // closed when n is 0; nil: no thread waits
 }
 
-// start has a goroutine do f.
+// start runs f on a goroutine.
 func (c *crew) start(f func()) {
 	c.mu.Lock()
 	c.n++
@@ -301,7 +301,8 @@ func (c *crew) done() {
 	}
 }
 
-// wait returns when no goroutine is left, or with their number after a time. There is one call at a time.
+// wait returns when no goroutine is left, or after a time with the number of goroutines that are left. Only one call
+// at a time is allowed.
 func (c *crew) wait(most time.Duration) (left int) {
 	c.mu.Lock()
 	if c.n == 0 {
