@@ -18,7 +18,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 	if !r.snd.Expects(k.psn) {
 		r.snd.Stale(k.psn)
 		qp.dev.counters.add(cntDropResponse, 1)
-		return // to something that is complete already, or that was never sent
+		return // the request is complete already, or was never sent
 	}
 	if k.Flags&roce.FlagAck != 0 {
 		syndrome := k.AETH().Syndrome()
@@ -41,7 +41,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 	}
 	data := k.Payload
 	if h := k.AtomicAckETH(); h != nil {
-		// Host byte order in memory, as the value was there at the responder.
+		// Store in host byte order, the order of the value in the responder's memory.
 		binary.NativeEndian.PutUint64(r.result[:], h.Orig())
 		data = r.result[:]
 	}
@@ -70,7 +70,7 @@ func (r *requester) receiveSpan(p *pass, k *packet) int {
 	return k.packets
 }
 
-// statuses are the completions of the work requests that fail on the wire.
+// statuses maps failures on the wire to the statuses of the completions.
 var statuses = [...]uapi.WCStatus{
 	transport.RemoteInvalid:   uapi.WCRemInvReqErr,
 	transport.RemoteAccess:    uapi.WCRemAccessErr,
@@ -80,8 +80,8 @@ var statuses = [...]uapi.WCStatus{
 	transport.BadResponse:     uapi.WCBadRespErr,
 }
 
-// apply carries out what follows from an acknowledgement, a response or a timeout. cause is the reason if that is a
-// retransmission.
+// apply executes the result of an acknowledgement, a response or a timeout. cause is the reason for a retransmission,
+// if there is one.
 func (r *requester) apply(res transport.Result, cause driver.RepeatCause) {
 	qp := r.qp
 	r.succeed(res.Done)
@@ -114,7 +114,7 @@ func (r *requester) apply(res transport.Result, cause driver.RepeatCause) {
 	r.fail(statuses[res.Failure])
 }
 
-// timedOut is called when no acknowledgement came in time.
+// timedOut handles a timeout: no acknowledgement arrived in time.
 func (r *requester) timedOut() {
 	qp := r.qp
 	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
@@ -126,15 +126,15 @@ func (r *requester) timedOut() {
 	}
 }
 
-// succeed completes the n work requests that snd has just let go.
+// succeed completes the n work requests that snd has just released.
 func (r *requester) succeed(n int) {
 	for i := r.snd.Head() - uint32(n); i != r.snd.Head(); i++ {
 		r.complete(r.wqe(i), uapi.WCSuccess)
 	}
 }
 
-// complete gives the slot of a work request back and posts its completion. Failures are reported also where success
-// would not be (IBA 10.7.3.1).
+// complete frees the slot of a work request, and posts its completion. A failed work request gets a completion even
+// if it is not signaled (IBA 10.7.3.1).
 func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
 	qp.trace.note(traceSendDone, uint32(status))
@@ -160,8 +160,8 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp.complete(qp.sendCQ, &wc, false, traced)
 }
 
-// fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable services
-// its send queue, goes to the error state, and is there for whoever sees the completion.
+// fail completes the oldest work request with an error. Before that, the queue pair enters the error state. For the
+// unconnected and unreliable services, only the send queue does.
 func (r *requester) fail(status uapi.WCStatus) {
 	qp := r.qp
 	why := driver.StateCause{Reason: driver.BySend, Status: status}
@@ -177,15 +177,15 @@ func (r *requester) fail(status uapi.WCStatus) {
 	}
 }
 
-// drop completes the oldest work request, which did not succeed.
+// drop completes the oldest work request without success.
 func (r *requester) drop(status uapi.WCStatus) {
 	w := r.wqe(r.snd.Head())
 	r.snd.Drop()
 	r.complete(w, status)
 }
 
-// flush completes everything in the send queue with a flush error. It is bounded by the size of the queue, also against
-// a user who goes on posting. (rxe_drain_resp_pkts)
+// flush completes all requests in the send queue with a flush error. The size of the queue bounds their number, even
+// if a user continues to post. (rxe_drain_resp_pkts)
 func (r *requester) flush() {
 	qp := r.qp
 	if qp.srd != nil {

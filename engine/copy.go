@@ -11,13 +11,13 @@ import (
 	"verbena/umem"
 )
 
-// A payload is copied twice: from the memory of the sender into a train (gather), and from there into the memory of the
-// receiver (scatter). Each copies many packets in one call.
+// A payload is copied twice: from the memory of the sender into a train (gather), and from the train into the memory
+// of the receiver (scatter). Each copies many packets in one call.
 //
 // An RDMA WRITE between memory that this process has mapped at both ends (umem.Region.Direct) is copied once. The
-// requester builds the packets as for other trains, with a place in the train for each payload, but a span may refer to
-// the payload in memory instead of having a copy there. The thread that sends the train also runs the receiver, which
-// stores the payload from memory to memory, before the thread continues with the sender:
+// requester builds the packets as for other trains, with room in the train for each payload. But a span may refer to
+// the payload in memory instead of a copy in the train. The thread that sends the train also runs the receiver, which
+// copies the payload from memory to memory. Then the thread continues with the sender:
 //
 //	advance      the train is built and refers to memory, to which an access has begun
 //	   |
@@ -28,13 +28,13 @@ import (
 //
 // A train refers to memory only while the thread that has built it runs its queue pair. Meanwhile
 //   - no work request of the queue pair completes, and its state does not change: pass.fill precedes such a change;
-//   - a thread that takes a key away (grant.revoke) waits for these copies alone: pass.fill precedes a copy that may be
-//     stopped, and the receiver stores into direct memory alone (scatter.flush).
+//   - a thread that revokes a key (grant.revoke) waits only for these copies: pass.fill precedes a copy that may block,
+//     and the receiver stores only into direct memory (scatter.flush).
 
-// gather collects places in packets for data from consecutive addresses, to read the data with one call.
+// gather collects places in packets for data from consecutive addresses, and reads the data with one call.
 type gather struct {
 	p    *pass
-	from *grant // with an access begun; nil when empty
+	from *grant // an access is in progress; nil when empty
 	addr uint64
 	n    uint64
 	vec  [][]byte
@@ -42,7 +42,8 @@ type gather struct {
 	ahead ahead
 }
 
-// fill has buf filled with the bytes from off on of a list of elements.
+// fill adds buf as the place for the bytes from off on of a list of elements. It returns false if the memory cannot
+// be read.
 func (g *gather) fill(qp *QP, list []ib.SGE, off int, buf []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(buf) > 0 {
@@ -60,7 +61,8 @@ func (g *gather) fill(qp *QP, list []ib.SGE, off int, buf []byte) bool {
 	return true
 }
 
-// add has dst filled from addr of the region with the key. It reports false where that cannot be.
+// add adds dst as the place for the data at addr, by the key of a region. It returns false if the memory cannot be
+// read.
 func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush(qp) {
 		return false
@@ -76,7 +78,7 @@ func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 	return true
 }
 
-// appendPlace appends a place to a vector, or makes its last one longer where it follows that at once.
+// appendPlace appends a place to a vector. A place that directly follows the last one extends it instead.
 func appendPlace(vec [][]byte, b []byte) [][]byte {
 	if i := len(vec) - 1; i >= 0 && len(b) > 0 {
 		if a := vec[i]; cap(a)-len(a) >= len(b) && &a[:len(a)+1][len(a)] == &b[0] {
@@ -87,7 +89,8 @@ func appendPlace(vec [][]byte, b []byte) [][]byte {
 	return append(vec, b)
 }
 
-// addRemote adds dst as a place for the data of a reply. It reports false if the peer may no longer read the memory.
+// addRemote adds dst as the place for the data of a reply. It returns false if the peer may no longer read the
+// memory.
 func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 	if g.from == nil {
 		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
@@ -100,21 +103,21 @@ func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 	return true
 }
 
-// spans reports whether data for the next train may be read together with those for this one. A system call for both
-// costs less than two. A mixed train holds as much as is worth reading at a time, and memory of this process needs no
-// call.
+// spans reports whether the data for the next train may be read together with the data for this one. One system call
+// for both costs less than two. A mixed train holds as much as is worth reading at a time, and memory of this process
+// needs no call.
 func (g *gather) spans(t *train) bool {
 	return g.from != nil && !t.mixed && g.from.direct(g.addr, g.n) == nil
 }
 
-// flush reads, for a queue pair.
+// flush reads the gathered data for a queue pair. It returns false if the memory cannot be read.
 func (g *gather) flush(qp *QP) (ok bool) {
 	if g.from == nil {
 		return true
 	}
 	switch mem := g.from.direct(g.addr, g.n); {
 	case mem == nil:
-		g.p.fill(qp) // the copy may be stopped
+		g.p.fill(qp) // the copy may block
 	case g.p.refer(g, mem):
 		return true
 	}
@@ -134,10 +137,10 @@ func (g *gather) reset() {
 	g.vec, g.n = g.vec[:0], 0
 }
 
-// minRefer is the smallest number of bytes to refer to. Fewer are cheaper to copy than to account for.
+// minRefer is the minimum number of bytes for a reference. Fewer bytes are cheaper to copy than to account for.
 const minRefer = 16 << 10
 
-// refer makes the open train refer to the gathered data in mem. It reports false if the train needs a copy.
+// refer makes the open train refer to the gathered data in mem. It returns false if the train needs a copy.
 func (p *pass) refer(g *gather, mem []byte) bool {
 	t := p.build.t
 	if !t.writes || g.n < minRefer {
@@ -159,7 +162,7 @@ func (p *pass) refer(g *gather, mem []byte) bool {
 	return true
 }
 
-// fill makes the trains of the queue pair, which the pass runs, refer to memory no longer.
+// fill replaces the references to memory in the queue pair's trains by copies. The pass runs the queue pair.
 func (p *pass) fill(qp *QP) {
 	if p.build.t != nil {
 		p.build.t.fill()
@@ -167,30 +170,31 @@ func (p *pass) fill(qp *QP) {
 	qp.egress.fill()
 }
 
-// ahead holds data that were read for the following work requests, together with those of an earlier one. It is valid
-// in one run of the requester.
+// ahead holds data that was read for later work requests, together with the data of an earlier one. It is valid in
+// one run of the requester.
 //
-// Work requests that were posted together often lie together: a program sends pieces of one buffer, or reuses the
-// slots of one. A system call for each piece takes longer than the other work for a short message. So the data of the
-// next requests are read with the first, if they follow in the same page. These requests have been posted, so the
-// device owns their memory, and nothing in between could change it.
+// The data of work requests that were posted together is often adjacent: a program sends pieces of one buffer, or
+// reuses the slots of a buffer. A system call for each piece takes longer than the other work for a short message. So
+// the data of the next requests is read with the first, if it follows in the same page. These requests have been
+// posted, so the device owns their memory, and the data does not change in between.
 type ahead struct {
-	from *grant // by whose region it was read; it may have been revoked since. nil: nothing
+	from *grant // the rights to the region, which may have been revoked since; nil: no data
 	addr uint64
 	n    int
 	buf  [aheadBytes]byte
 }
 
 const (
-	// maxAhead is the longest message that is read together with others.
+	// maxAhead is the maximum length of a message that is read together with others.
 	maxAhead = 512
-	// aheadBytes is the most that is read at a time, within an aligned block of that size, and so of a page.
+	// aheadBytes is the maximum size of a read. A read stays within an aligned block of this size, and so within a
+	// page.
 	aheadBytes = 4096
-	// aheadCount is for how many work requests is read at a time.
+	// aheadCount is the maximum number of later work requests for one read.
 	aheadCount = 32
 )
 
-// read fills the gathered places of a work request.
+// read reads the data of a work request into the gathered places.
 func (r *requester) read(p *pass) bool {
 	g, a := &p.gather, &p.gather.ahead
 	if g.from == nil || g.n > maxAhead || len(g.vec) != 1 || g.from.direct(g.addr, g.n) != nil {
@@ -205,7 +209,7 @@ func (r *requester) read(p *pass) bool {
 		p.enter(r.qp)
 		err := g.from.read([][]byte{a.buf[:n]}, g.addr, n)
 		p.leave()
-		if err != nil { // perhaps in the part of a later request
+		if err != nil { // the failure may concern a later request
 			return g.flush(r.qp)
 		}
 		a.from, a.addr, a.n = g.from, g.addr, int(n)
@@ -215,8 +219,8 @@ func (r *requester) read(p *pass) bool {
 	return true
 }
 
-// follow returns the number of bytes from an address on that the present work request, which sends n, and the
-// requests posted behind it will send.
+// follow returns the number of bytes to read from an address: the n bytes of the present work request, and the
+// adjacent data of the requests posted behind it.
 func (r *requester) follow(key uint32, addr, n uint64) uint64 {
 	qp, w := r.qp, &r.scratch
 	most := aheadBytes - addr%aheadBytes
@@ -247,9 +251,9 @@ const (
 	scatterRead // responses
 )
 
-// scatter collects payloads for consecutive addresses, to write them with one call.
+// scatter collects payloads for consecutive addresses, and writes them with one call.
 type scatter struct {
-	to   *grant // with an access begun; nil when empty
+	to   *grant // an access is in progress; nil when empty
 	kind scatterKind
 	psn  roce.PSN // PSN of the first packet
 	addr uint64
@@ -257,7 +261,7 @@ type scatter struct {
 	vec  [][]byte
 }
 
-// maxScatter bounds the number of payloads in one call.
+// maxScatter is the maximum number of payloads in one call.
 const maxScatter = 256
 
 // joins reports whether a payload of n bytes can be stored together with the collected ones. A payload beyond the
@@ -294,8 +298,8 @@ func (s *scatter) flush(direct bool) (ok bool) {
 	return ok
 }
 
-// store adds data for the memory of a list of elements, from the off-th byte on. The data may be written later,
-// together with the following. store reports false on failure; the queue pair has handled it.
+// store collects data for the memory of a list of elements, from the off-th byte on. The data may be written later,
+// together with the following data. store returns false on failure, after it has ended the queue pair.
 func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off int, data []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(data) > 0 {
@@ -314,7 +318,7 @@ func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off 
 	return true
 }
 
-// storeAt does the same for one range of a region.
+// storeAt is store for one range of a region.
 func (p *pass) storeAt(
 	qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte,
 ) bool {
@@ -341,8 +345,8 @@ func (p *pass) storeAt(
 	return true
 }
 
-// settle writes the data that store has collected: before a completion that promises it, and before the packets that
-// hold it are freed.
+// settle writes the collected data. It is called before a completion that promises the data, and before the packets
+// with the data are freed. It returns false on failure, after it has ended the queue pair.
 func (p *pass) settle(qp *QP) bool {
 	s := &p.scatter
 	if s.to == nil {
@@ -373,7 +377,8 @@ func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
 	}
 }
 
-// sgeAt finds the element that holds byte n of a list, and the offset in it. Past the end: len(list), 0.
+// sgeAt returns the index of the element with byte n of a list, and the offset in the element. Past the end, it
+// returns len(list) and 0.
 func sgeAt(list []ib.SGE, n int) (i, off int) {
 	for i = range list {
 		if n < int(list[i].Length) {
@@ -384,10 +389,10 @@ func sgeAt(list []ib.SGE, n int) (i, off int) {
 	return len(list), 0
 }
 
-// copying tells the watchdog whether a pass is in a copy from or to the memory of a program.
+// copying shows the watchdog whether a pass is in a copy from or to the memory of a program.
 type copying struct {
 	copies      atomic.Uint32 // odd during a copy
-	at          *QP           // the queue pair of that program
+	at          *QP           // a queue pair of that program
 	reassigning sync.Mutex    // held while the watchdog takes todo
 	seen        uint32        // copies at the watchdog's last look; under watchdog.mu
 }
@@ -395,8 +400,8 @@ type copying struct {
 // reassigned is set in pass.copies when the watchdog has taken the run queue of the pass.
 const reassigned = 1 << 31
 
-// enter says that the pass is going to copy from or to the memory of a queue pair's program, or waits for a thread that
-// does; leave follows.
+// enter records that the pass begins a copy from or to the memory of a queue pair's program, or a wait for a thread
+// in such a copy. leave ends it.
 func (p *pass) enter(qp *QP) {
 	p.at = qp
 	p.copies.Store((p.copies.Load() + 1) &^ reassigned)
@@ -410,13 +415,13 @@ func (p *pass) leave() {
 	if p.copies.CompareAndSwap(n, (n+1)&^reassigned) {
 		return
 	}
-	p.reassigning.Lock() // the watchdog may still be at it
+	p.reassigning.Lock() // wait for reassign
 	p.copies.Store((n + 1) &^ reassigned)
 	p.reassigning.Unlock()
 	p.at.lane.resume()
 }
 
-// grant returns the present rights and memory behind a key, or nil.
+// grant returns the present rights of a key, or nil.
 func (d *Device) grant(key uint32) *grant {
 	var g *grant
 	if key>>8 < firstMW {
@@ -432,8 +437,8 @@ func (d *Device) grant(key uint32) *grant {
 	return g
 }
 
-// memory returns them if the key gives a right within a domain, and begins an access; otherwise it returns nil.
-// (lookup_mr)
+// memory returns the rights of a key and begins an access, if the key gives a right within a domain. Otherwise memory
+// returns nil. (lookup_mr)
 func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
 	g := d.grant(key)
 	if g == nil || g.pd != in || g.access&right != right || !g.inUse.TryRLock() {
@@ -442,7 +447,7 @@ func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
 	return g
 }
 
-// memory does the same, if the key gives the right to this queue pair or its peer. (rxe_lookup_mw)
+// memory is Device.memory for the keys that the queue pair and its peer may use. (rxe_lookup_mw)
 func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
 	g := qp.dev.memory(in, key, right)
 	if g != nil && g.qp != nil && g.qp != qp {
@@ -455,12 +460,12 @@ func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
 // put ends an access.
 func (g *grant) put() { g.inUse.RUnlock() }
 
-// contains reports whether a range lies in the memory behind the key.
+// contains reports whether a range is within the memory of the key.
 func (g *grant) contains(addr, n uint64) bool {
 	return addr >= g.first && addr-g.first <= g.length && n <= g.length-(addr-g.first)
 }
 
-// read fills buffers of n bytes from addr on.
+// read fills buffers with the n bytes from addr on.
 func (g *grant) read(dst [][]byte, addr, n uint64) error {
 	if !g.contains(addr, n) {
 		return umem.ErrRange
@@ -476,7 +481,7 @@ func (g *grant) write(src [][]byte, addr, n uint64) error {
 	return g.region.WriteV(src, addr+g.shift)
 }
 
-// direct returns the memory of a range, nil if a copy may wait for a program; see umem.Region.Direct.
+// direct returns the memory of a range, or nil if a copy may wait for a program. See umem.Region.Direct.
 func (g *grant) direct(addr, n uint64) []byte {
 	if !g.contains(addr, n) {
 		return nil

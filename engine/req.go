@@ -11,13 +11,13 @@ import (
 	"verbena/uapi"
 )
 
-// requester is the sending half of a queue pair. The protocol is transport.Sender's: which packet is to
-// be sent next, what an acknowledgement means, when to send again. Here its requests get their packets, out of the
-// consumer's memory, each time they are sent, and their completions (comp.go).
+// requester is the sending half of a queue pair. transport.Sender implements the protocol: it chooses the next
+// packet, processes acknowledgements, and decides on retransmissions. The requester builds the packets from the
+// consumer's memory for each transmission, and completes the requests (comp.go).
 type requester struct {
 	qp  *QP
 	snd transport.Sender
-	// wqes are the work requests in flight, by their number in snd modulo the length, which is a power of two.
+	// wqes holds the work requests in flight by their number in snd, modulo the length, which is a power of two.
 	wqes    []sendWQE
 	scratch sendWQE
 	vector  vector
@@ -41,7 +41,7 @@ func (r *requester) init(qp *QP) {
 	r.waits.told = true
 }
 
-// grow doubles the room for work requests, all of which is used.
+// grow doubles the room for work requests, which must be full.
 func (r *requester) grow() {
 	old, q := r.wqes, make([]sendWQE, max(4, 2*len(r.wqes)))
 	for n := r.snd.Head(); n != r.snd.Tail(); n++ {
@@ -50,7 +50,7 @@ func (r *requester) grow() {
 	r.wqes = q
 }
 
-// run sends what may be sent. (rxe_requester)
+// run sends all packets that may be sent. (rxe_requester)
 func (r *requester) run(p *pass) {
 	qp := r.qp
 	if qp.srd != nil {
@@ -65,7 +65,7 @@ func (r *requester) run(p *pass) {
 		}
 		w := r.wqe(n)
 		if w.status != uapi.WCSuccess {
-			// It completes when everything before it has.
+			// The request completes after all earlier requests.
 			if n == r.snd.Head() {
 				p.fill(qp)
 				r.fail(w.status)
@@ -103,7 +103,7 @@ func (r *requester) drained(inFlight int) {
 	}
 }
 
-// fetch takes the next work request out of the ring, false if there is none or it has to wait.
+// fetch takes the next work request out of the ring. It returns false if there is none, or the request has to wait.
 func (r *requester) fetch() bool {
 	qp := r.qp
 	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.Capacity() {
@@ -128,7 +128,7 @@ func (r *requester) fetch() bool {
 	r.check(w)
 	w.number = r.snd.Tail()
 	if w.Flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
-		return false // again when the requests that it waits for are complete
+		return false // fetched again when the earlier requests are complete
 	}
 	if w.LengthLost && w.status == uapi.WCSuccess && qp.ctx != nil {
 		qp.ctx.libraryFault(ib.LengthLost)
@@ -143,13 +143,13 @@ func (r *requester) fetch() bool {
 	return true
 }
 
-// messageOpcodes are the operations of SEND and RDMA WRITE by place in the message.
+// messageOpcodes holds the operations of SEND and RDMA WRITE, by the position of the packet in the message.
 var messageOpcodes = [2][4]roce.Operation{
 	{roce.SendMiddle, roce.SendFirst, roce.SendLast, roce.SendOnly},
 	{roce.RDMAWriteMiddle, roce.RDMAWriteFirst, roce.RDMAWriteLast, roce.RDMAWriteOnly},
 }
 
-// operation returns what a packet of the work request does.
+// operation returns the operation of a packet of the work request.
 func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 	switch w.kind {
 	case transport.Read:
@@ -187,8 +187,8 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 	return op
 }
 
-// send builds the packets of the current work request that may be sent now. It reports whether the requester may go on
-// with the next one.
+// send builds the packets of the current work request that may be sent now. It reports whether the requester may
+// continue with the next work request.
 func (r *requester) send(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	to, num := qp.path, qp.attr.DestQPN
@@ -250,8 +250,8 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 	return next
 }
 
-// middles returns the packets that may join the last span of the open train. One that may refer to memory has no element's bytes
-// with another's, unless the elements are short.
+// middles returns the next packets that may join the last span of the open train. In a train that may refer to
+// memory, no packet has bytes of two elements, unless the elements are short.
 func (r *requester) middles(p *pass, w *sendWQE) (k transport.Packet, ok bool) {
 	mtu := r.snd.MTU
 	most := p.build.stretches(mtu)
@@ -264,14 +264,14 @@ func (r *requester) middles(p *pass, w *sendWQE) (k transport.Packet, ok bool) {
 	}
 	i, at := sgeAt(w.SGEs, k.Offset)
 	whole := (int(w.SGEs[i].Length) - at) / mtu
-	if at < mtu || whole == 0 { // the packet before is another element's, or this one is in part
+	if at < mtu || whole == 0 { // the packet before, or this one, has bytes of two elements
 		p.build.middle = false
 		return k, false
 	}
 	return r.snd.NextMiddles(min(k.Packets, whole))
 }
 
-// source returns the address of a byte of the work request's payload; 0: there is none.
+// source returns the address of a byte of the work request's payload, or 0 if there is none.
 func (w *sendWQE) source(off int) uint64 {
 	i, at := sgeAt(w.SGEs, off)
 	if i == len(w.SGEs) {
@@ -289,8 +289,8 @@ func (w *sendWQE) payload(k *transport.Packet) int {
 	return 0
 }
 
-// build lays a packet of size bytes into the open train, which it fits. It returns false where the memory cannot be
-// read; it may also turn out later, when the train is finished.
+// build adds a packet of size bytes to the open train, which has room for it. It returns false if the memory cannot
+// be read. A failure to read may also be found later, at the end of the train.
 func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opcode, size int) bool {
 	qp := r.qp
 	message := w.kind == transport.Send || w.kind == transport.Write
@@ -350,8 +350,8 @@ func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
 	}
 }
 
-// unreadable takes the unread packets back. The work request ends with a protection error when those before it are
-// complete.
+// unreadable removes the unread packets. The work request completes with a protection error after all earlier
+// requests.
 func (r *requester) unreadable(p *pass, w *sendWQE, unread mark) bool {
 	p.build.cutBack(&r.qp.egress, unread)
 	p.gather.reset()
@@ -360,7 +360,7 @@ func (r *requester) unreadable(p *pass, w *sendWQE, unread mark) bool {
 	return true
 }
 
-// probe sends the oldest packet without an acknowledgement again, if there is room for it.
+// probe retransmits the oldest packet without an acknowledgement, if there is room for it.
 func (r *requester) probe(p *pass) {
 	qp := r.qp
 	if qp.egress.full() || qp.egress.blocked {
@@ -391,14 +391,15 @@ func (r *requester) probe(p *pass) {
 	p.build.finish(&qp.egress)
 }
 
-// waits distinguishes messages for which a program waits from those of a stream. Two threads on two processors move a
-// stream faster than one, because the receive thread works at the same time. A program waits if it posts a message
-// after it has seen the completion of the last one, or after a request of the peer has arrived since.
+// waits distinguishes messages for which a program waits from messages of a stream. Two threads on two processors
+// move a stream faster than one, because the receive thread works at the same time. A program waits if it posts a
+// message after it has seen the completion of the last one, or if a request of the peer has arrived since the last
+// one.
 type waits struct {
-	idle  bool // nothing was in flight when the run began
+	idle  bool // no request was in flight when the run began
 	fresh bool // no work request of this run has been fetched
-	heard bool // a request has come since the last run that fetched one
-	told  bool // the last work request gave a completion
+	heard bool // a request has arrived since the last run with a fetched work request
+	told  bool // the last work request generates a completion
 
 	answers bool // a request has arrived since the last message
 	polls   bool // the program has seen the last completion, if the queue is empty
@@ -407,7 +408,7 @@ type waits struct {
 // begin is called before the requester fetches work requests.
 func (w *waits) begin(idle bool) { w.idle, w.fresh = idle, true }
 
-// posted is called for each that it fetches.
+// posted is called for each fetched work request.
 func (w *waits) posted(signaled bool) {
 	if w.fresh {
 		w.answers = w.idle && w.heard
@@ -417,7 +418,7 @@ func (w *waits) posted(signaled bool) {
 	w.told = signaled
 }
 
-// kindOf is transport.None for what a queue pair of type t does not do.
+// kindOf returns the kind of a work request, or transport.None if queue pairs of type t do not support the request.
 func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
 	if int(op) >= len(kinds) {
 		return transport.None
@@ -453,7 +454,7 @@ func (r *requester) check(w *sendWQE) {
 		return
 	}
 	if w.Flags&uapi.SendInline != 0 {
-		if w.kind == transport.Read || w.kind == transport.Atomic { // the slot holds data, where its elements belong
+		if w.kind == transport.Read || w.kind == transport.Atomic { // the slot holds data in place of its elements
 			w.status = uapi.WCLocQPOpErr
 			return
 		}
@@ -494,7 +495,7 @@ func (r *requester) check(w *sendWQE) {
 	}
 }
 
-// checkUD finds the way of a datagram.
+// checkUD checks a datagram, and sets its path.
 func (r *requester) checkUD(w *sendWQE) uapi.WCStatus {
 	qp := r.qp
 	if qp.ctx == nil {
@@ -512,18 +513,18 @@ func (r *requester) checkUD(w *sendWQE) uapi.WCStatus {
 	}
 	w.QPN &= roce.PSNMask
 	if w.QKey>>31 != 0 || qp.typ == ib.QPTypeGSI {
-		w.QKey = qkeyOf(qp) // a controlled key: the queue pair's own goes (IBA 10.2.5)
+		w.QKey = qkeyOf(qp) // a controlled Q_Key: the queue pair's own is sent (IBA 10.2.5)
 	}
 	return uapi.WCSuccess
 }
 
-// breakpoint calls a function at a work request. The device may stop there.
+// breakpoint calls a function before a work request. The device may stop there.
 type breakpoint struct {
 	left atomic.Uint64
 	hit  func()
 }
 
-// stopAt counts a work request and reports whether the device has stopped in front of it.
+// stopAt counts a work request, and reports whether the device has stopped before the request.
 func (d *Device) stopAt() bool {
 	if b := d.watchpoint.Load(); b != nil && !d.stopped.Load() && b.left.Add(^uint64(0)) == 0 {
 		d.watchpoint.CompareAndSwap(b, nil)
@@ -537,13 +538,13 @@ func (d *Device) stopAt() bool {
 	return d.stopped.Load()
 }
 
-// begin notes that the first packet of the train is of a work request.
+// begin sets the fields for the work request of the train's first packet.
 func (t *train) begin(qp *QP, w *sendWQE) {
 	t.writes, t.key = t.mixed && qp.typ == ib.QPTypeRC && w.kind == transport.Write, w.RKey
 }
 
-// joins reports whether packets of a work request may follow in the train. One that refers to memory has RDMA WRITEs by
-// one key alone, so that it is known where they go.
+// joins reports whether packets of a work request may follow in the train. A train that refers to memory has only
+// RDMA WRITEs by one key, so that their destination is known.
 func (t *train) joins(w *sendWQE) bool {
 	if !t.writes || w.kind == transport.Write && w.RKey == t.key {
 		return true

@@ -10,14 +10,14 @@ import (
 	"verbena/uapi"
 )
 
-// responder is the receiving half of a queue pair. The order of requests, duplicates and answers are
-// transport.Receiver's; here requests are carried out and receives completed.
+// responder is the receiving half of a queue pair. transport.Receiver implements the order of requests, duplicates
+// and answers. The responder executes requests and completes receives.
 type responder struct {
 	qp      *QP
 	rcv     transport.Receiver
 	lastWQE bool    // EventQPLastWQEReached has been raised
-	named   *srq    // XRC: the queue that the request is for
-	wqe     recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+	named   *srq    // XRC: the queue that the request names
+	wqe     recvWQE // receive for the present message; if it is not used, it serves the next message
 
 	noted violated // see observeRefusal
 }
@@ -40,9 +40,8 @@ func (r *responder) receive(p *pass, k *packet) {
 	}
 }
 
-// receiveSpan handles several packets of a SEND or RDMA WRITE at once, if each has only to be stored. It returns the
-// number of packets that it has handled: all; 1 if the memory has refused them; or 0 if they must be handled one by
-// one.
+// receiveSpan handles several packets of a SEND or RDMA WRITE at once, if they only have to be stored. It returns the
+// number of handled packets: all; 1 if the memory has refused them; or 0 if they must be handled one by one.
 func (r *responder) receiveSpan(p *pass, k *packet) int {
 	a := arrivalOf(k)
 	if r.qp.typ != ib.QPTypeRC && r.qp.typ != ib.QPTypeUC ||
@@ -65,18 +64,18 @@ func (r *responder) receiveSpan(p *pass, k *packet) int {
 	return max(1, r.rcv.PSN().Diff(k.psn))
 }
 
-// verdict is what became of a request.
+// verdict is the result of a request.
 type verdict uint8
 
 const (
 	accepted verdict = iota
 	refused          // the queue pair is in error
-	notReady         // no receive
+	notReady         // there is no receive
 	invalid          // NAK invalid request
 	denied           // NAK remote access error
 )
 
-// receiveReliable checks the PSN (IBA 9.7.4.1.1, 9.9.3).
+// receiveReliable checks the PSN of a packet, and executes the packet (IBA 9.7.4.1.1, 9.9.3).
 func (r *responder) receiveReliable(p *pass, k *packet) {
 	qp := r.qp
 	rcv := &r.rcv
@@ -105,7 +104,8 @@ func (r *responder) receiveReliable(p *pass, k *packet) {
 	}
 }
 
-// receiveUnreliable checks the PSN: a gap costs the message in progress, and the next one begins anew (IBA 9.8.2).
+// receiveUnreliable checks the PSN of a packet, and executes the packet. A gap ends the message in progress without a
+// completion, and the next message begins anew (IBA 9.8.2).
 func (r *responder) receiveUnreliable(p *pass, k *packet) {
 	qp := r.qp
 	rcv := &r.rcv
@@ -128,7 +128,7 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 	}
 }
 
-// abandon gives up the message of an unreliable connection at a packet that was not accepted.
+// abandon drops the current message of an unreliable connection, at a packet that was not accepted.
 func (r *responder) abandon(psn roce.PSN) {
 	if r.qp.state == ib.QPErr {
 		return
@@ -138,21 +138,21 @@ func (r *responder) abandon(psn roce.PSN) {
 	r.qp.dev.counters.add(cntDropUnreliable, 1)
 }
 
-// refuseInTurn refuses a request when the data of those before it has been stored. If that fails the earlier one is refused:
-// the NAK of a later one would acknowledge it.
+// refuseInTurn refuses a request after the data of the earlier requests has been stored. If the store fails, the
+// earlier request is refused: the NAK of a later one would acknowledge it.
 func (r *responder) refuseInTurn(p *pass, psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	p.settle(r.qp)
 	r.refuse(psn, s, status)
 }
 
-// refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
-// completes with it, or else the consumer is told by an event; whoever sees either finds the state ERR. A peer that waits
-// for an answer gets a NAK. On an unreliable connection what the peer has wrong costs the message only (classes A, C and
-// D of IBA 9.9.3).
+// refuse ends the queue pair for a fault of the peer or of the receive. The receive in progress completes with the
+// status; without such a receive, the consumer gets an event. Completion and event follow the change to ERR. A peer
+// that waits for an answer gets a NAK. On an unreliable connection, a peer's fault ends only the message
+// (classes A, C and D of IBA 9.9.3).
 func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	qp := r.qp
 	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr
-	if qp.srd != nil { // it costs only the message
+	if qp.srd != nil { // only the message is lost
 		if r.wqe.taken && own {
 			r.completeRecv(&uapi.WC{Status: status}, false)
 		}
@@ -183,28 +183,27 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	}
 }
 
-// notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
-// completes with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no
-// answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
+// notInvalidated ends the queue pair for a SEND with a failed invalidation (class J of IBA 9.9.6.3). The receive
+// completes with a memory management operation error, which is WCMWBindErr in libibverbs. The peer gets answers to
+// the earlier requests. It gets no answer to this request, neither a NAK nor an acknowledgement.
 func (r *responder) notInvalidated() {
 	r.fail(uapi.WCMWBindErr)
 	r.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
 }
 
-// fail takes the queue pair to the error state, for a status of the request; the responses to requests before it are
+// fail moves the queue pair to the error state, with the status of the request. The responses to earlier requests are
 // still sent.
 func (r *responder) fail(status uapi.WCStatus) {
 	qp := r.qp
 	qp.enterErrorReplying(driver.StateCause{Reason: driver.ByPeer, Status: status})
 }
 
-// refused notes in the trace which check has refused a packet.
+// refused records in the trace the check that has refused a packet.
 func (r *responder) refused(k *packet, c transport.Check) {
 	r.qp.trace.packet(traceRefuse, k.Data, uint32(c))
 }
 
-// execute makes the checks that a packet with the expected PSN has to pass, in the order of transport.Check, and does
-// what the packet asks for.
+// execute checks a packet with the expected PSN, in the order of transport.Check, and executes the packet.
 func (r *responder) execute(p *pass, k *packet) verdict {
 	a := arrivalOf(k)
 	v, by := r.executeKind(p, k, &a)
@@ -216,7 +215,7 @@ func (r *responder) execute(p *pass, k *packet) verdict {
 	return v
 }
 
-// arrivalOf describes each packet of a span.
+// arrivalOf returns the description of each packet of a span, for transport.Receiver.
 func arrivalOf(k *packet) transport.Arrival {
 	a := transport.Arrival{
 		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
@@ -228,7 +227,8 @@ func arrivalOf(k *packet) transport.Arrival {
 	return a
 }
 
-// executeKind returns, where a packet is not accepted, the check that has refused it.
+// executeKind executes a packet. For a packet that is not accepted, executeKind returns the check that has refused
+// it.
 func (r *responder) executeKind(p *pass, k *packet, a *transport.Arrival) (v verdict, by transport.Check) {
 	if !r.rcv.Follows(a) {
 		return invalid, transport.CheckSequence
@@ -256,7 +256,7 @@ func (r *responder) executeKind(p *pass, k *packet, a *transport.Arrival) (v ver
 	return v, by
 }
 
-// takeRecv sees to it that there is a receive for the message.
+// takeRecv takes a receive for the message, unless the message has one already.
 func (r *responder) takeRecv(p *pass) verdict {
 	qp := r.qp
 	if r.wqe.taken {
@@ -289,7 +289,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 	return accepted
 }
 
-// takeShared takes the receive out of a shared queue.
+// takeShared takes a receive for the message out of a shared queue.
 func (r *responder) takeShared(p *pass, s *srq) verdict {
 	status, taken := s.take(&r.wqe)
 	if !taken {
@@ -390,7 +390,7 @@ func (r *responder) executeWrite(p *pass, k *packet, a *transport.Arrival) (verd
 	return accepted, 0
 }
 
-// takeRecvFor takes the receive that a packet needs, unless a fault rule makes it seem that there is none.
+// takeRecvFor takes the receive that a packet needs. A fault rule may simulate an empty queue.
 func (r *responder) takeRecvFor(p *pass, k *packet) verdict {
 	if r.qp.reliable && r.qp.dev.faults.NotReady(
 		link.Packet{Peer: k.src, Local: k.dst, QP: r.qp.num, TOS: k.tos}, k.BTH()) {
@@ -399,7 +399,7 @@ func (r *responder) takeRecvFor(p *pass, k *packet) verdict {
 	return r.takeRecv(p)
 }
 
-// permits reports whether a peer may do to a range what right says. An empty range needs no key.
+// permits reports whether a peer has a right to a range. An empty range needs no key.
 func (r *responder) permits(key uint32, right ib.AccessFlags, addr uint64, length int) bool {
 	qp := r.qp
 	if length == 0 {
@@ -440,7 +440,7 @@ func (r *responder) executeAtomic(p *pass, k *packet) (verdict, transport.Check)
 		return invalid, transport.CheckOpcode
 	case !rcv.Admits():
 		return invalid, transport.CheckResources
-	case !p.settle(qp): // it finds what was written before
+	case !p.settle(qp): // the operation reads the data of earlier writes
 		return refused, transport.CheckLocal
 	}
 	m := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteAtomic)
@@ -458,7 +458,7 @@ func (r *responder) executeAtomic(p *pass, k *packet) (verdict, transport.Check)
 	return accepted, 0
 }
 
-// receiveDuplicate handles a request that was executed before. A request of which nothing is known is dropped.
+// receiveDuplicate handles a request that was executed before. A request that is no longer remembered is dropped.
 func (r *responder) receiveDuplicate(k *packet) {
 	qp := r.qp
 	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}
@@ -471,7 +471,7 @@ func (r *responder) receiveDuplicate(k *packet) {
 	}
 }
 
-// answer makes the replies and the acknowledgement that are due, as far as there is room.
+// answer makes the due replies and the due acknowledgement, as far as there is room.
 func (r *responder) answer(p *pass) {
 	qp := r.qp
 	rcv := &r.rcv
@@ -482,7 +482,7 @@ func (r *responder) answer(p *pass) {
 	}
 	a, due := rcv.Ack()
 	if !due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
-		return // what is due waits, and may be joined by more
+		return // a due acknowledgement waits, and may cover further requests
 	}
 	rcv.AckSent()
 	op := qp.wire.Opcode(roce.Acknowledge)
@@ -495,7 +495,8 @@ func (r *responder) answer(p *pass) {
 	p.build.finish(&qp.egress)
 }
 
-// reply makes the replies that are due, as far as there is room, which it reports. The last train may be open.
+// reply makes the due replies, as far as there is room, and reports whether there is room. The last train may be
+// open.
 func (r *responder) reply(p *pass) (room bool) {
 	qp := r.qp
 	for y := r.rcv.Reply(); y != nil; y = r.rcv.Reply() {
@@ -512,11 +513,11 @@ func (r *responder) reply(p *pass) (room bool) {
 	return true
 }
 
-// makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
-// memory cannot be read; the queue pair is in error then.
+// makeReply makes one part of a reply, as much as fits into the egress queue at once. It returns false if the memory
+// cannot be read; the queue pair is then in error.
 func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	qp := r.qp
-	mark := 0 // to be taken back when the memory cannot be read
+	mark := 0 // packets of the train that stay if the memory cannot be read
 	if p.build.t != nil {
 		mark = p.build.t.packets
 	}
@@ -578,8 +579,8 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	p.build.cut(mark)
 	p.build.finish(&qp.egress)
 	if y.Repeats() && qp.state != ib.QPErr {
-		// The network may have held this request up until the peer had its response to another copy, and the consumer took the
-		// memory away. The peer drops the NAK then.
+		// The network may have delayed this request until the peer had its response to another copy, and the consumer
+		// removed the memory. In that case the peer drops the NAK.
 		if _, due := r.rcv.Ack(); !due {
 			r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn)
 		}
@@ -588,13 +589,14 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	}
 	r.rcv.DropReplies()
 	if qp.state == ib.QPErr {
-		r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
+		r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // precedes the due acknowledgement
 	}
 	r.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	return false
 }
 
-// receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
+// receiveDatagram handles a datagram (IBA 9.8.3). The datagram is lost if there is no receive, or the receive is too
+// small.
 func (r *responder) receiveDatagram(p *pass, k *packet) {
 	qp := r.qp
 	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.Length {
@@ -620,16 +622,16 @@ func (r *responder) receiveDatagram(p *pass, k *packet) {
 	r.completeRecv(&wc, k.BTH().SolicitedEvent())
 }
 
-// The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has
-// no other use for. Communication libraries look there for how much of the GRH is the destination (UCX does, in
+// mlx5 reports the type of the network header in the three low bits of a completion's service level, which RoCEv2
+// does not use otherwise. Communication libraries use the type to find the destination in the GRH (UCX does, in
 // releases up to 2024).
 const (
 	headerIPv6 = 1
 	headerIPv4 = 2
 )
 
-// headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5
-// makes, it is the VLAN's priority, and so 0.
+// headerType returns the SL of a datagram's completion. On the GSI queue pair the SL is the VLAN's priority, and so
+// 0, because the kernel's mlx5 makes the completions of that queue pair.
 func headerType(qp *QP, k *packet) uint8 {
 	switch {
 	case qp.typ != ib.QPTypeUD:
@@ -640,7 +642,7 @@ func headerType(qp *QP, k *packet) uint8 {
 	return headerIPv6
 }
 
-// completeRecv completes the receive that was taken.
+// completeRecv completes the taken receive.
 func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	qp := r.qp
 	qp.trace.note(traceRecvDone, uint32(wc.Status))
@@ -655,17 +657,17 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 		qp.dev.counters.add(cntRDMARecv, 1)
 	} else {
 		qp.observeRecv(wc.Status)
-		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
+		wc.Opcode = uapi.WCRecv // consumers distinguish sends and receives by the opcode
 	}
 	wc.WRID, wc.PortNum = r.wqe.ID, 1
 	traced := qp.trace.requestLog().receiveDone(r, wc)
 	qp.complete(r.recvQueue(), wc, solicited, traced)
 }
 
-// grhLen is the length of what precedes a datagram in its receive buffer.
+// grhLen is the length of the header before a datagram in its receive buffer.
 const grhLen = roce.GRHLen
 
-// grhOf makes the header that a datagram came with. It lies in the pass until it has been stored.
+// grhOf builds the GRH of a datagram. The header is in the pass until it has been stored.
 func grhOf(p *pass, k *packet) []byte {
 	roce.GRH(p.grh[:]).Encode(&roce.GRHFields{
 		TrafficClass: k.tos, HopLimit: k.ttl, PacketLen: len(k.Data) + roce.ICRCLen,
@@ -714,7 +716,7 @@ func (r *responder) recvQueue() *cq {
 // recvWQE is a receive work request that the responder has taken out of the queue and checked.
 type recvWQE struct {
 	queue.Recv
-	filled int // bytes that have come
+	filled int // bytes that have arrived
 	taken  bool
 	pd     *pd  // domain of its memory
 	from   *srq // its shared queue; nil: the queue pair's own queue

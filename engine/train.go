@@ -20,37 +20,39 @@ type train struct {
 	link.Train
 	mixed   bool   // the packets have any length
 	spans   []span // in order
-	sent    int    // packets of a mixed train that have had to go to the network, and have gone
+	sent    int    // packets of a mixed train that were sent to the network
 	path    *path
-	to      uint32 // number of the queue pair that all packets are for
+	to      uint32 // number of the destination queue pair of all packets
 	packets int
-	pool    *sync.Pool // nil: none, it is as small as can be
-	from    *QP        // that sent it, while it is an event of another queue pair
-	charged bool       // to that one's lane
+	pool    *sync.Pool // nil: the buffer has the minimum size, and no pool
+	from    *QP        // the sender, while the train is an event of another queue pair
+	charged bool       // to QP.lane of that other queue pair
 
-	writes bool     // all packets are of RDMA WRITEs by one key
-	key    uint32   // that one
-	held   []*grant // with an access begun, as long as a span refers to memory
+	writes bool     // all packets are RDMA WRITEs by one key
+	key    uint32   // the key of these WRITEs
+	held   []*grant // accesses in progress while a span refers to memory
 }
 
-// span is one packet of a train, or consecutive middle packets of a message, which share the header of the first. They
-// differ in their PSNs only, and each is as long as the path MTU. Only a mixed train has spans of several packets.
+// span is one packet of a train, or consecutive middle packets of a message, which share the header of the first.
+// They differ only in their PSNs, and each is as long as the path MTU. Only a mixed train has spans of several
+// packets.
 type span struct {
 	start, end int // in Buf
 	packets    int
 	mem        []byte // the payload, if it is not in Buf yet; see copy.go
 }
 
-// alignment is that of the payload of a mixed train to the memory that it comes from. Processors copy several times more slowly where
-// the places of source and destination in their pages are a few bytes apart (AMD's Zen 3 and 4, with REP MOVSB).
+// alignment is the alignment of payload in a mixed train relative to its source memory. Processors copy several times
+// more slowly if source and destination have page offsets a few bytes apart (AMD's Zen 3 and 4, with REP MOVSB).
 const alignment = 64
 
-// Three sizes of trains: what carries data to the network may grow to its limit; acknowledgements are alone. A mixed train holds
-// as much as is copied twice from a core's own cache, beside its headers: smaller ones cost more system calls.
+// Trains have three sizes. A train with data for the network may grow to the network's limit, and an acknowledgement
+// has a train of its own. A mixed train has room for headers, and for as much data as a core copies twice from its
+// own cache. Smaller trains cost more system calls.
 const (
 	ackTrain   = 128
 	mixedTrain = 4*link.MaxTrain + link.MaxTrain/8
-	// maxSpans is the number of spans of a mixed train, and so of elements of a copy, at most.
+	// maxSpans is the maximum number of spans of a mixed train, and so of elements of a copy.
 	maxSpans = maxScatter
 )
 
@@ -87,7 +89,7 @@ func (t *train) free() {
 	}
 }
 
-// shrink gives the pool back the room that the train does not need.
+// shrink returns a buffer that is too large to the pool, and gives the train a buffer of its own size.
 func (t *train) shrink() {
 	if t.pool == nil || cap(t.Buf) <= 2*len(t.Buf) {
 		return
@@ -109,7 +111,7 @@ type splitter struct {
 	header  [roce.BTHLen + roce.XRCETHLen]byte // next header
 	len     int                                // length of header
 	payload []byte
-	size    int // payload of a packet
+	size    int // payload length of a packet
 	first   roce.PSN
 	ask     bool // the last packet asks for an acknowledgement
 	packets int
@@ -165,23 +167,24 @@ func (t *train) each(n int, f func(x *link.Train) bool) bool {
 	return true
 }
 
-// Before more trains of a queue pair wait to be sent, or to be received by queue pairs of the same Fabric, its requester and its
-// READ responses pause: enough to fill a socket buffer, and a bound on memory. A mixed train counts twice.
+// The requester and the READ responses of a queue pair pause at maxBacklog trains that wait to be sent, or to be
+// received by queue pairs of the same Fabric. The limit is enough to fill a socket buffer, and bounds memory. A mixed
+// train counts twice.
 const (
 	maxBacklog = 4
 	maxHanded  = maxBacklog / 2
 )
 
-// egress holds what a queue pair has to send, in order.
+// egress holds the unsent trains of a queue pair, in order.
 type egress struct {
 	queue   []*train
-	bytes   int          // in queue when sendAll began; a sent train belongs to another thread
+	bytes   int          // size of queue when sendAll began; a sent train belongs to another thread
 	handed  atomic.Int32 // trains that queue pairs of the Fabric have not received yet
-	short   bool         // there was no room for more
-	blocked bool         // the socket was full; the timer goes on
+	short   bool         // there was no room for further trains
+	blocked bool         // the socket was full; the timer continues
 }
 
-// full reports whether the queue pair has to pause. When a train has been sent, or received, it is run again.
+// full reports whether the queue pair must pause. It runs again when a train has been sent or received.
 func (e *egress) full() bool {
 	n := len(e.queue) + 2*int(e.handed.Load())
 	for _, t := range e.queue {
@@ -211,12 +214,12 @@ func (e *egress) drop() {
 	e.queue = e.queue[:0]
 }
 
-// builder lays packets into trains: as long as one is as long as the one before, to the same queue pair, it goes into the same
-// train; a shorter one ends it.
+// builder adds packets to trains. A packet joins the open train if it has the same destination, and the length of the
+// packet before. A shorter packet is the last one of its train. A mixed train has no such rule for the length.
 type builder struct {
 	t      *train
 	closed bool
-	middle bool // the last span of a mixed train is of middle packets, which the next one of the message may join
+	middle bool // the last span of a mixed train is of middle packets; the next middle packet may join it
 }
 
 // fits reports whether a packet of size bytes, to a queue pair, can join the open train.
@@ -230,8 +233,8 @@ func (b *builder) fits(p *path, to uint32, size int) bool {
 	return !b.closed && size <= b.t.Size && b.t.packets < link.MaxTrainPackets
 }
 
-// add returns the place of a packet of size bytes in the open train, which it fits. After its headers comes what is to be read from
-// an address.
+// add returns the place of a packet of size bytes in the open train, which has room for the packet. headers is the
+// length of its headers, and addr is the address of its payload in memory.
 func (b *builder) add(size, headers int, addr uint64) []byte {
 	n := len(b.t.Buf)
 	if b.t.mixed { // the buffer begins at a page
@@ -247,10 +250,10 @@ func (b *builder) add(size, headers int, addr uint64) []byte {
 	return b.t.Buf[n : n+size]
 }
 
-// added notes that the packet just added is a middle one. If it asks for an acknowledgement, nothing joins it.
+// added records that the last packet is a middle one. No packet joins it if it asks for an acknowledgement.
 func (b *builder) added(asks bool) { b.middle = b.t.mixed && !asks }
 
-// stretches returns how many middle packets, with size bytes of payload each, stretch has room for.
+// stretches returns the number of middle packets, each with size bytes of payload, for which stretch has room.
 func (b *builder) stretches(size int) int {
 	if !b.middle {
 		return 0
@@ -258,8 +261,8 @@ func (b *builder) stretches(size int) int {
 	return (cap(b.t.Buf) - len(b.t.Buf)) / size
 }
 
-// stretch adds middle packets with size bytes of payload together to the span that is last in the open train, if that is possible,
-// and returns the place of their payload.
+// stretch adds middle packets, with size bytes of payload together, to the last span of the open train, if possible.
+// It returns the place of their payload.
 func (b *builder) stretch(packets, size int, asks bool) (payload []byte, ok bool) {
 	if !b.middle || len(b.t.Buf)+size > cap(b.t.Buf) {
 		return nil, false
@@ -277,7 +280,8 @@ func (b *builder) stretch(packets, size int, asks bool) (payload []byte, ok bool
 	return b.t.Buf[n : n+size], true
 }
 
-// start opens a train whose packets have size bytes, or any number if it is likely to stay in the Fabric, and are for a queue pair.
+// start opens a train to a queue pair. The packets have size bytes. If the train will probably stay in the Fabric, it
+// is mixed, and the packets have any length.
 func (b *builder) start(pool *sync.Pool, p *path, to uint32, size int) {
 	mixed := pool == &trainPool && p.direct()
 	if mixed {
@@ -300,8 +304,8 @@ func (b *builder) finish(e *egress) {
 	b.t, b.middle = nil, false
 }
 
-// mark is the place of the first packet without its payload of a work request. If the memory cannot be read, the
-// packets from there on are taken back.
+// mark is the position of the first packet of a work request that has no payload yet. If the memory cannot be read,
+// the packets from the mark on are removed.
 type mark struct {
 	trains  int // in the egress queue before the packet's train
 	packets int // in the train before the packet
@@ -317,7 +321,7 @@ func (b *builder) mark(e *egress, index int) mark {
 	return m
 }
 
-// cutBack takes the packets from a mark on out of the egress queue and the open train. Afterwards the mark's train is
+// cutBack removes the packets from a mark on from the egress queue and the open train. Then the train of the mark is
 // open.
 func (b *builder) cutBack(e *egress, m mark) {
 	if len(e.queue) > m.trains {
@@ -334,7 +338,7 @@ func (b *builder) cutBack(e *egress, m mark) {
 	b.cut(m.packets)
 }
 
-// cut takes the packets from the n-th on, which begins a message or the train, out of the open train.
+// cut removes the packets from the n-th on from the open train. The n-th packet begins a message or the train.
 func (b *builder) cut(n int) {
 	if b.t == nil || n >= b.t.packets {
 		return
@@ -351,10 +355,10 @@ func (b *builder) cut(n int) {
 	b.closed, b.middle = false, false
 }
 
-// refers reports whether a span refers to memory, to which an access has begun then.
+// refers reports whether a span refers to memory. If so, an access to that memory is in progress.
 func (t *train) refers() bool { return len(t.held) > 0 }
 
-// spanOf returns the span of a train that has all of its payload at a place in Buf, nil if there is none.
+// spanOf returns the span that has all of its payload at a place in Buf, or nil.
 func (t *train) spanOf(place []byte) *span {
 	start := cap(t.Buf) - cap(place)
 	for i := len(t.spans) - 1; i >= 0; i-- {
