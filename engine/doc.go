@@ -1,10 +1,10 @@
-// Package engine is the engine of software devices: a [Device] speaks the InfiniBand transport protocol (IBA volume 1,
-// chapter 9) over UDP, all of it in this process. It mirrors drivers/infiniband/sw/rxe, and keeps the map of its files.
-// Where the kernel's rxe departs from the specification, the engine follows the specification.
+// Package engine implements software devices. A [Device] speaks the InfiniBand transport protocol (IBA volume 1,
+// chapter 9) over UDP, all of it in this process. The package mirrors drivers/infiniband/sw/rxe, and keeps the map of
+// its files. Where the kernel's rxe departs from the specification, the engine follows the specification.
 //
 // The engine knows no layout of queues in memory. It reads decoded requests and writes completions through package
 // engine/queue. A driver is a personality of the engine: its [Config.Layout] is the form of the queues that programs
-// share with it. Package driver/rxe is such a driver.
+// share with the driver. Package driver/rxe is such a driver.
 //
 // # From a work request to a completion
 //
@@ -17,12 +17,13 @@
 //	ring                 |                                                   +---------- receive ring
 //	                     +--> memory (RDMA READ)
 //
-// The protocol itself, chapter 9 of the specification, is package transport: values that know PSNs, requests in flight,
-// duplicates, acknowledgements, retransmissions and timeouts, and nothing of memory, rings, locks or clocks. Around them, the
-// requester (req.go) takes work requests out of the send ring, builds the packets that transport's Sender asks for, and lays
-// them into trains (train.go), runs of packets that the network takes at once. The responder (resp.go) carries out the requests
-// that transport's Receiver lets pass, stores the data, completes receives, and answers. The completer (comp.go) stores
-// responses and completes the work requests that the Sender says are done.
+// Package transport is the protocol itself, chapter 9 of the specification, as values. The values know PSNs, requests
+// in flight, duplicates, acknowledgements, retransmissions and timeouts, and nothing of memory, rings, locks or
+// clocks. Around them, the requester (req.go) takes work requests out of the send ring, and builds the packets that
+// transport's Sender asks for. It adds the packets to trains (train.go), which the network takes at once. The
+// responder (resp.go) executes the requests that transport's Receiver accepts, stores the data, completes receives,
+// and answers. The completer (comp.go) stores responses, and completes the work requests that the Sender reports as
+// done.
 //
 // # Threads
 //
@@ -37,20 +38,20 @@
 //
 // # Memory
 //
-// A key refers to a grant (key.go), which does not change. Binding, registration and invalidation replace the grant of
-// the key, and wait until no thread uses the old one.
+// A key refers to rights to memory (key.go), which do not change. Binding, registration and invalidation replace the
+// rights of the key, and wait until no thread uses the old ones.
 //
 // A queue is shared with a user process, in the form of the layout, or holds decoded values in the memory of this
 // process. Both are a queue.SendQueue, RecvQueue or CompletionQueue. A work request is copied out of a shared queue
 // once, decoded by the layout, then checked (req.go). The engine holds no pointer to registered memory. Package umem
-// copies in and out, one call for a train rather than for a packet. On the data path nothing is allocated.
+// copies in and out, one call for a train rather than for a packet. The data path allocates no memory.
 //
 // When the service dies, the layout's package completes the work requests of its programs with errors (ring.Abandon).
 //
 // # Files
 //
 //	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
-//	addressing.go  what follows the interface           core/roce_gid_mgmt.c, cache.c; rxe_net.c
+//	addressing.go  state that follows the interface     core/roce_gid_mgmt.c, cache.c; rxe_net.c
 //	hardware.go the adapter, which resets, hangs and dies  (pci_driver)
 //	gid.go      GID and P_Key tables
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
@@ -58,7 +59,7 @@
 //	queue.go    receives of consumers; the list of a program's queues
 //	wqe.go      work requests: kinds, description          struct rxe_send_wqe
 //	cq.go       completion queues                          rxe_cq.c
-//	key.go      grants of keys, and their end              rxe_lookup_mw
+//	key.go      rights of keys, and their end              rxe_lookup_mw
 //	mr.go       domains, regions, atomics                  rxe_mr.c
 //	fastreg.go  regions of work requests, invalidation     rxe_mr.c
 //	mw.go       memory windows                             rxe_mw.c
@@ -72,19 +73,19 @@
 //	table.go    numbers of objects                         rxe_pool.c
 //	qp.go       queue pairs                                rxe_qp.c
 //	modify.go   their attributes and states                rxe_qp.c
-//	life.go     the ends of a queue pair
+//	life.go     stages in the end of a queue pair
 //	transport/  the rules of chapter 9                     rxe_req.c, rxe_comp.c, rxe_resp.c
 //	req.go      requester                                  the rest of rxe_req.c
 //	comp.go     completer                                  the rest of rxe_comp.c
 //	resp.go     responder                                  the rest of rxe_resp.c
-//	recv.go     packets that arrive                        rxe_recv.c
-//	train.go    packets that leave                         rxe_net.c
+//	recv.go     packets from the network                   rxe_recv.c
+//	train.go    packets to the network or the Fabric       rxe_net.c
 //	copy.go     copies of payload, to and from trains      rxe_mr.c, lookup_mr
 //	pass.go     threads: run queue, events, tasks          rxe_task.c
 //	run.go      one run of a queue pair                    rxe_recv.c, rxe_net.c
-//	timer.go    the one timer of a queue pair
+//	timer.go    the timer of a queue pair
 //	stall.go    memory that does not answer
-//	panic.go    the end of a device that cannot be relied on
+//	panic.go    devices after a panic
 //	trace.go    the latest protocol events of a queue pair
 //	counters.go statistics                                 rxe_hw_counters.c
 package engine

@@ -76,7 +76,7 @@ func (qp *QP) observeSend(w *sendWQE, status uapi.WCStatus) {
 	o.CompletionFailed(f)
 }
 
-// violation returns the rule that a failed work request violates, if it failed at this end.
+// violation returns the rule that a failed work request violates, if the request failed at this end.
 func (r *requester) violation(w *sendWQE, status uapi.WCStatus) driver.Violation {
 	qp := r.qp
 	switch status {
@@ -127,7 +127,7 @@ func (r *requester) requestViolation(w *sendWQE) driver.Violation {
 	return driver.Violation{}
 }
 
-// elementViolation returns the rule that the elements of a local list violate, RuleMemory if none does.
+// elementViolation returns the rule that the elements of a local list violate, or RuleMemory if they violate none.
 func (qp *QP) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driver.Violation {
 	for i := range list {
 		if s := &list[i]; s.Length != 0 {
@@ -139,7 +139,7 @@ func (qp *QP) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driv
 	return driver.Violation{Rule: driver.RuleMemory}
 }
 
-// keyViolation returns the rule that an access by a key violates, RuleUnknown if none does now.
+// keyViolation returns the rule that an access by a key violates, or RuleUnknown if it now violates none.
 func (qp *QP) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, length uint64) driver.Violation {
 	v := driver.Violation{Key: key, Window: key>>8 >= firstMW, Right: right &^ localRead, Addr: addr, Length: length}
 	g := qp.dev.grant(key)
@@ -164,7 +164,7 @@ func (qp *QP) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, lengt
 	return v
 }
 
-// observeEnd reports that its key does not give access any more.
+// observeEnd reports that a key no longer gives access.
 func (g *grant) observeEnd(how driver.KeyEnd) {
 	d := g.mr.dev
 	if o := d.observer; o != nil && g.pd.ctx != nil {
@@ -186,7 +186,7 @@ func (qp *QP) observeRecv(status uapi.WCStatus) {
 	o.CompletionFailed(f)
 }
 
-// receiveViolation returns the rule that the receive in progress violates, or the message for it.
+// receiveViolation returns the rule that the receive in progress, or its message, violates.
 func (r *responder) receiveViolation(status uapi.WCStatus) driver.Violation {
 	w := &r.wqe
 	switch status {
@@ -206,8 +206,8 @@ func (r *responder) receiveViolation(status uapi.WCStatus) driver.Violation {
 	return driver.Violation{}
 }
 
-// observeRefusal notes the rule for the NAK of a request that was not executed, or reports the request if no
-// NAK follows.
+// observeRefusal records the rule for the NAK of a request that was not executed, or reports the request if no NAK
+// follows.
 func (qp *QP) observeRefusal(k *packet, v verdict, by transport.Check) {
 	o := qp.dev.observer
 	if o == nil || v == refused {
@@ -224,7 +224,7 @@ func (qp *QP) observeRefusal(k *packet, v verdict, by transport.Check) {
 	}
 }
 
-// noteShortReceive notes the length of a message that exceeds its receive, for the NAK.
+// noteShortReceive records the length of a message that exceeds its receive, for the NAK.
 func (r *responder) noteShortReceive(k *packet) {
 	r.noted = violated{k.psn, k.Opcode, driver.Violation{
 		Rule: driver.RuleReceiveLength, Length: uint64(r.wqe.filled + len(k.Payload)), Limit: uint64(r.wqe.Length),
@@ -232,7 +232,7 @@ func (r *responder) noteShortReceive(k *packet) {
 	}}
 }
 
-// violated is the rule that the refused request with a PSN violates.
+// violated is the rule that a refused request violates, with the PSN of the request.
 type violated struct {
 	psn roce.PSN
 	op  roce.Opcode
@@ -254,14 +254,14 @@ func (qp *QP) observeLoss(psn roce.PSN, status uapi.WCStatus) {
 	}
 }
 
-// observeNoted reports a refused request with the rule that was noted for its PSN.
+// observeNoted reports a refused request with the rule that was recorded for its PSN.
 func (qp *QP) observeNoted(psn roce.PSN, s roce.Syndrome, answered bool, status uapi.WCStatus) {
 	x := qp.resp.noted
 	qp.resp.noted = violated{}
 	late := x.psn != psn || x.Rule == driver.RuleUnknown
 	if late {
 		x = violated{psn: psn, Violation: qp.resp.receiveViolation(status)}
-		if status == uapi.WCRemAccessErr { // after the check of the key: when the data were stored or read
+		if status == uapi.WCRemAccessErr { // after the check of the key, by the store or the read
 			x.Rule = driver.RuleMemory
 		}
 	}
@@ -292,7 +292,7 @@ func (qp *QP) observeDatagram(k *packet) {
 	qp.observeRequest(k.psn, k.Opcode, 0, false, v)
 }
 
-// requestViolation returns the rule that a request violates, by the check that it has failed.
+// requestViolation returns the rule that a request violates, from the check that it has failed.
 func (r *responder) requestViolation(k *packet, by transport.Check) driver.Violation {
 	qp := r.qp
 	var key, right uint32
@@ -369,7 +369,7 @@ func (r *responder) requestViolation(k *packet, by transport.Check) driver.Viola
 	return driver.Violation{}
 }
 
-// maxSearched bounds the regions that keyWithoutRemote looks at.
+// maxSearched is the maximum number of regions that keyWithoutRemote examines.
 const maxSearched = 4096
 
 // keyWithoutRemote returns the local key of a region of the domain that contains a range and has no remote
@@ -387,8 +387,7 @@ func (d *Device) keyWithoutRemote(in *pd, addr, length uint64) uint32 {
 	return 0
 }
 
-// injectsNotReady reports whether a receive is posted, so that only a fault rule can have made it seem that
-// there is none.
+// injectsNotReady reports whether a receive is posted. If so, only a fault rule can have made the queue appear empty.
 func (r *responder) injectsNotReady() bool {
 	qp := r.qp
 	if !qp.dev.faults.Active() || qp.srq != nil || qp.typ == ib.QPTypeXRCTgt {
@@ -399,8 +398,7 @@ func (r *responder) injectsNotReady() bool {
 	return r.wqe.taken || found && ok
 }
 
-// dropReasons are the reasons of the counters. A counter that is not listed belongs to the ordinary recovery
-// from a loss.
+// dropReasons maps counters to reasons. The counters without a reason belong to the ordinary recovery from losses.
 var dropReasons = map[counter]driver.DropReason{
 	cntDropShort: driver.DropMalformed, cntDropVersion: driver.DropMalformed, cntDropOpcode: driver.DropMalformed,
 	cntDropHeaders: driver.DropMalformed, cntDropUnaligned: driver.DropMalformed, cntDropPad: driver.DropMalformed,
@@ -409,14 +407,14 @@ var dropReasons = map[counter]driver.DropReason{
 	cntDropQKey: driver.DropQKey, cntDropPortDown: driver.DropPort, cntDropStalled: driver.DropStalled,
 }
 
-// observeDrop reports a packet for the queue pair that is dropped. The caller runs the queue pair.
+// observeDrop reports a dropped packet of the queue pair. The caller runs the queue pair.
 func (qp *QP) observeDrop(b []byte, src netip.Addr, why counter) {
 	if qp.dev.observer != nil {
 		qp.dev.observePackets(qp.ref(), src, b, 1, why)
 	}
 }
 
-// observeUnknown reports packets for a number that no queue pair has. b begins with the first packet.
+// observeUnknown reports packets for a number without a queue pair. b begins with the first packet.
 func (d *Device) observeUnknown(num uint32, src netip.Addr, b []byte, packets int) {
 	if d.observer != nil {
 		d.observePackets(driver.QPRef{Device: d.name, Num: num}, src, b, packets, cntDropNobody)
@@ -429,7 +427,7 @@ func (qp *QP) observeIntruder(t *train) {
 		return
 	}
 	why := cntDropSource
-	if qp.State() < ib.QPRTR { // it has no peer yet
+	if qp.State() < ib.QPRTR { // the queue pair has no peer yet
 		why = cntDropState
 	}
 	qp.dev.observePackets(qp.foreignRef(), t.path.from.addr, t.span(0), t.packets, why)
@@ -463,7 +461,7 @@ func (qp *QP) observeError(t *link.Train, packets int, err error) {
 	}
 }
 
-// observeLost reports a completion that the completion queue had no room for.
+// observeLost reports a completion for which the completion queue had no room.
 func (qp *QP) observeLost(c *cq, wc *uapi.WC) {
 	o := qp.dev.observer
 	if o == nil {

@@ -11,8 +11,8 @@ import (
 	"verbena/uapi"
 )
 
-// The functions of this file report the events of traced queues to the log that Config.Observer has chosen. Queues
-// without a log call none of them.
+// The functions of this file report the events of traced queues to the log that Config.Observer has chosen. They are
+// called only for queues with a log.
 
 // requestTrace reports the work requests of a queue pair. The thread that runs the queue pair uses it.
 type requestTrace struct {
@@ -20,11 +20,11 @@ type requestTrace struct {
 	log   driver.RequestLog
 	began int64 // time when the present run began
 	spent bool  // began is too old for the next event of the run
-	// announced is the number behind the last request that RequestsWait has reported.
+	// announced is the number after the last request that RequestsWait has reported.
 	announced uint32
 	psn       roce.PSN            // PSN of the present packet
 	source    uint32              // sender of the present datagram
-	event     driver.RequestEvent // being filled
+	event     driver.RequestEvent // the event that is being filled
 }
 
 // requestLog returns the trace of work requests, or nil.
@@ -35,7 +35,7 @@ func (t *trace) requestLog() *requestTrace {
 	return t.requests
 }
 
-// tick returns the time in nanoseconds since 1970. It advances as the monotonic clock.
+// tick returns the time in nanoseconds since 1970. It advances with the monotonic clock.
 func (d *Device) tick() int64 {
 	if d.clock != clock.System {
 		return d.clock.Now().UnixNano()
@@ -43,8 +43,8 @@ func (d *Device) tick() int64 {
 	return d.epochNano + int64(time.Since(d.epoch))
 }
 
-// newEvent clears the event that is filled next. The first event of a run does not read the clock, unless the run has
-// stored data before.
+// newEvent clears and returns the event to fill next. The first event of a run does not read the clock, unless the
+// run has stored data before.
 func (t *requestTrace) newEvent(kind driver.RequestEventKind) *driver.RequestEvent {
 	t.event = driver.RequestEvent{Kind: kind, Time: t.began}
 	if t.spent {
@@ -54,7 +54,7 @@ func (t *requestTrace) newEvent(kind driver.RequestEventKind) *driver.RequestEve
 	return &t.event
 }
 
-// runBegan returns the begin of the present run of the queue pair, or 0 without a trace.
+// runBegan returns the start time of the queue pair's present run, or 0 without a trace.
 func (t *requestTrace) runBegan() int64 {
 	if t == nil {
 		return 0
@@ -83,7 +83,7 @@ func (t *requestTrace) runEnds() {
 	t.add()
 }
 
-// started reports the first packet of a request, unless it is sent again.
+// started reports the first packet of a request, unless it is a retransmission.
 func (t *requestTrace) started(w *sendWQE, k *transport.Packet, to uint32) {
 	if w.began != 0 || !k.First {
 		return
@@ -107,7 +107,7 @@ func (t *requestTrace) started(w *sendWQE, k *transport.Packet, to uint32) {
 	t.add()
 }
 
-// sendDone fills the event for the end of a request, for add after its completion.
+// sendDone fills the event for the end of a request. The caller adds the event after the completion.
 func (t *requestTrace) sendDone(w *sendWQE, status uapi.WCStatus) *driver.RequestEvent {
 	if t == nil {
 		return nil
@@ -118,7 +118,7 @@ func (t *requestTrace) sendDone(w *sendWQE, status uapi.WCStatus) *driver.Reques
 	return e
 }
 
-// receiveDone fills the event for the end of a receive, for add after its completion.
+// receiveDone fills the event for the end of a receive. The caller adds the event after the completion.
 func (t *requestTrace) receiveDone(r *responder, wc *uapi.WC) *driver.RequestEvent {
 	if t == nil {
 		return nil
@@ -137,7 +137,7 @@ func (t *requestTrace) receiveDone(r *responder, wc *uapi.WC) *driver.RequestEve
 	return e
 }
 
-// packetArrived notes the packet that is being received.
+// packetArrived records the packet that is being received.
 func (t *requestTrace) packetArrived(k *packet) {
 	t.psn = k.psn
 	t.spent = t.spent || len(k.Payload) > 0
@@ -146,7 +146,7 @@ func (t *requestTrace) packetArrived(k *packet) {
 	}
 }
 
-// repeated reports a retransmission of everything from the oldest PSN without an acknowledgement on.
+// repeated reports a retransmission of all packets from the oldest unacknowledged PSN on.
 func (t *requestTrace) repeated(cause driver.RepeatCause, retries uint8) {
 	e := t.newEvent(driver.RequestsRepeated)
 	e.Cause, e.Count, e.PSN = cause, uint32(retries), uint32(t.qp.req.snd.Status().Unacknowledged)
@@ -235,7 +235,7 @@ func (c *cq) traceRequests() {
 	c.log = log
 }
 
-// pushedTo describes the completion that is being added in the event of its request.
+// pushedTo stores the position of the completion that is being added in the event of its request.
 //
 //verbena:held mu
 func (c *cq) pushedTo(e *driver.RequestEvent, waiting uint32) {
@@ -344,8 +344,8 @@ func (d *Device) completionQueues() []*cq {
 	return list
 }
 
-// RefreshTraces asks the observer again which queues are traced. It returns false if the memory of a program does not
-// respond: its queue pairs are omitted. It may sleep.
+// RefreshTraces asks the observer again for the queues to trace. It returns false if the memory of a program does not
+// answer; the queue pairs of that program are omitted. RefreshTraces may sleep.
 func (d *Device) RefreshTraces() (complete bool) {
 	for _, c := range d.completionQueues() {
 		c.traceRequests()
@@ -360,7 +360,7 @@ func (d *Device) RefreshTraces() (complete bool) {
 	return complete
 }
 
-// LookAtTraces reports completions of traced completion queues that were consumed. It may not sleep.
+// LookAtTraces reports newly consumed completions of traced completion queues. It may not sleep.
 func (d *Device) LookAtTraces() {
 	for _, c := range d.completionQueues() {
 		c.lookNow()

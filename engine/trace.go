@@ -13,10 +13,10 @@ import (
 	"verbena/uapi"
 )
 
-// traceLen is the number of events that a queue pair's trace keeps, the latest.
+// traceLen is the number of events in a queue pair's trace, which keeps the latest ones.
 const traceLen = 256
 
-// maxTraced bounds the queue pairs of a device that are traced at a time; each takes some 10 KB.
+// maxTraced is the maximum number of queue pairs of a device that are traced at a time. Each trace takes about 10 KB.
 const maxTraced = 64
 
 // traceKind is the kind of a protocol event of a queue pair.
@@ -25,12 +25,12 @@ type traceKind uint8
 const (
 	traceState    traceKind = iota // detail: the new state
 	traceSend                      // a train leaves: its first packet; detail: packets
-	traceReceive                   // a packet has come
-	traceDrop                      // and is dropped; detail: counter
-	traceRefuse                    // a request is not carried out; detail: transport.Check that has refused it
-	traceRetry                     // everything unacknowledged is sent again; detail: retries left
-	traceRNRWait                   // the peer has no receive; detail: microseconds until everything is sent again
-	traceTimeout                   // no acknowledgement in time
+	traceReceive                   // a packet has arrived
+	traceDrop                      // a packet is dropped; detail: counter
+	traceRefuse                    // a request is not executed; detail: the transport.Check that has refused it
+	traceRetry                     // all unacknowledged packets are retransmitted; detail: retries left
+	traceRNRWait                   // the peer has no receive; detail: microseconds until the retransmission
+	traceTimeout                   // no acknowledgement arrived in time
 	traceSendDone                  // a send work request has ended; detail: status
 	traceRecvDone                  // a receive work request has ended; detail: status
 )
@@ -40,7 +40,7 @@ var traceNames = [...]string{
 	traceRNRWait: "rnr wait", traceTimeout: "timeout", traceSendDone: "send completed", traceRecvDone: "receive completed",
 }
 
-// traceRecord is an event in the ring. op, psn and syndrome are of a packet, if the kind is about one.
+// traceRecord is an event in the ring. op, psn and syndrome describe the packet, if the event has one.
 type traceRecord struct {
 	at       time.Time
 	detail   uint32
@@ -67,7 +67,7 @@ type protocolTrace struct {
 // protocolOn reports whether protocol events are recorded.
 func (t *trace) protocolOn() bool { return t != nil && t.protocol != nil }
 
-// note records an event that is not about a packet; without a trace it does nothing.
+// note records an event without a packet. If the trace is off, note does nothing.
 func (t *trace) note(kind traceKind, detail uint32) {
 	if t.protocolOn() {
 		t.protocol.add(traceRecord{at: t.protocol.clock.Now(), kind: kind, detail: detail})
@@ -79,8 +79,8 @@ func (t *protocolTrace) add(r traceRecord) {
 	t.n++
 }
 
-// packet records an event about a packet; b is at least its headers, without or with an ICRC. Without a trace it does
-// nothing.
+// packet records an event of a packet. b has at least the headers of the packet, with or without an ICRC. If the
+// trace is off, packet does nothing.
 func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
 	if !t.protocolOn() {
 		return
@@ -138,8 +138,9 @@ func (r *traceRecord) event() TraceEvent {
 	return e
 }
 
-// TraceQP begins or ends the trace of a queue pair: its latest protocol events. It may sleep. ENOENT if there is no
-// queue pair of that number, ENOSPC if too many are traced, EAGAIN if the memory of its program does not answer.
+// TraceQP begins or ends the trace of a queue pair's latest protocol events. It may sleep. The error is ENOENT if
+// there is no queue pair with the number, ENOSPC if too many are traced, and EAGAIN if the memory of its program does
+// not answer.
 func (d *Device) TraceQP(num uint32, on bool) error {
 	qp := d.qp(num)
 	if qp == nil {
@@ -182,8 +183,8 @@ func (qp *QP) setTrace(f func(t *trace)) {
 	qp.trace = &t
 }
 
-// QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no
-// queue pair of that number.
+// QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. The error is ENOENT if
+// there is no queue pair with the number.
 func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 	qp := d.qp(num)
 	if qp == nil {
@@ -208,8 +209,9 @@ func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 	return r, nil
 }
 
-// QPStatuses lists the queue pairs of the device, but those whose program does not let them be looked at, which have
-// their number and Slow alone. It may sleep, but not wait for a program.
+// QPStatuses returns the statuses of the device's queue pairs. If the memory of its program does not answer, a queue
+// pair is Slow, and its status has only the number, type, state and trace flag. QPStatuses may sleep, but does not
+// wait for a program.
 func (d *Device) QPStatuses() []QPStatus {
 	list := []QPStatus{}
 	for qp := range d.qps.all() {
