@@ -11,11 +11,12 @@ import (
 	"verbena/roce"
 )
 
-// FuzzReceive attacks a device (hostile): packets of every kind arrive, from the network on, at queue pairs of every
-// type, while their own consumer posts work requests and time goes by.
+// FuzzReceive attacks a device (hostile). Packets of every kind arrive from the network at queue pairs of every type.
+// At the same time, the consumer of the queue pairs posts work requests, and the clock advances.
 //
-// The input is a list of steps of one byte that says what it is, and what it needs. Most packets are given by
-// the difference from what would be right, so that few changes lead far into the protocol; some are taken as they are.
+// The input is a list of steps. Each has one byte for its kind, and then its arguments. Most packets are given as the
+// difference from a correct packet, so that few changes lead far into the protocol. Other packets are given as raw
+// bytes.
 func FuzzReceive(f *testing.F) {
 	for _, s := range fuzzSeeds() {
 		f.Add(s)
@@ -35,14 +36,14 @@ func FuzzReceive(f *testing.F) {
 		h.checkBounds()
 		h.bystanderWorks()
 		h.checkMemory()
-		// Whatever is outstanding ends, each with one completion.
+		// Every outstanding work request completes, once.
 		for i, v := range h.qps {
 			if v.QP.State() != ib.QPReset {
 				check(t, v.obj.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			}
 			h.completions()
 			if v.srq != nil {
-				v.recv = nil // for others, if there were any
+				v.recv = nil // the receives stay in the SRQ
 			}
 			if len(v.sent)+len(v.recv) > 0 {
 				t.Errorf("queue pair %d: no completion of sends %d and receives %d", i, v.sent, v.recv)
@@ -67,7 +68,7 @@ func (s *fuzzInput) byte() byte {
 }
 
 const (
-	stepRaw = 8 + iota // below: a packet
+	stepRaw = 8 + iota // smaller kinds are packets
 	stepTime
 	stepRecv
 	stepSend
@@ -80,7 +81,7 @@ var fuzzOps = []ib.WROpcode{
 	ib.WRLocalInv, ib.WRSendWithInv, ib.WRFlush, ib.WRAtomicWrite,
 }
 
-// step carries out one step.
+// step executes one step.
 func (s *fuzzInput) step(h *hostile) {
 	what := s.byte()
 	i := int(what>>4) % len(h.qps)
@@ -90,7 +91,7 @@ func (s *fuzzInput) step(h *hostile) {
 		c := s.craft(h)
 		c.to = v.QP
 		if what&15 == 1 {
-			c.to, c.num, c.src = nil, h.bystander.qp.Num(), addrC // not the friend's address
+			c.to, c.num, c.src = nil, h.bystander.qp.Num(), addrC // not the address of the friend
 		}
 		if what&15 == 2 {
 			c.to, c.num, c.dst = nil, roce.QPNMulticast, testGroup.Addr()
@@ -119,7 +120,7 @@ func (s *fuzzInput) step(h *hostile) {
 	}
 }
 
-// craft takes a packet of ten bytes, most of them differences from what would be right.
+// craft decodes a packet from ten bytes, most of them differences from a correct packet.
 func (s *fuzzInput) craft(h *hostile) craft {
 	c := craft{op: roce.Opcode(s.byte()), psn: int(int8(s.byte()))}
 	flags, n, key, size := s.byte(), int(s.byte()), s.byte(), int(s.byte())
@@ -180,12 +181,12 @@ func (s *fuzzInput) craft(h *hostile) craft {
 	return c
 }
 
-// modify is what the consumer of a queue pair might do meanwhile.
+// modify changes the state of a queue pair, as its consumer might do at any time.
 func (s *fuzzInput) modify(h *hostile, i int) {
 	v := h.qps[i]
 	to := []ib.QPState{ib.QPErr, ib.QPSQD, ib.QPRTS, ib.QPReset}[s.byte()&3]
 	if to == ib.QPRTS || to == ib.QPSQD {
-		v.obj.Modify(ib.QPAttr{State: to}, ib.QPAttrState) // where the state allows it
+		v.obj.Modify(ib.QPAttr{State: to}, ib.QPAttrState) // if the state allows it
 		return
 	}
 	check(h.t, v.obj.Modify(ib.QPAttr{State: to}, ib.QPAttrState))
@@ -195,7 +196,7 @@ func (s *fuzzInput) modify(h *hostile, i int) {
 	}
 }
 
-// fuzzSeeds are short exchanges, most of them as they should be.
+// fuzzSeeds returns short exchanges, most of them correct.
 func fuzzSeeds() [][]byte {
 	packet := func(qp int, op roce.Opcode, psn int8, n, key, size byte, more ...byte) []byte {
 		b := append([]byte{byte(qp) << 4, byte(op), byte(psn), 0, n, key, size}, more...)

@@ -13,7 +13,7 @@ import (
 	"verbena/roce"
 )
 
-// heard lists what the device has answered since the last time: opcode, PSN relative to the first, syndrome, bytes.
+// heard returns the answers of the device since the last call: opcode, PSN relative to the first, syndrome, bytes.
 func (h *hostile) heard() (got []string) {
 	for _, k := range h.answers {
 		s := k.Opcode.String()
@@ -30,8 +30,8 @@ func (h *hostile) heard() (got []string) {
 	return got
 }
 
-// TestHostilePackets: what the specification has a device do about packets that should not be. After each of them the
-// bystander works on, and no memory has changed that nobody may write.
+// TestHostilePackets sends invalid packets, and checks the reaction that the specification prescribes. After each
+// case the bystander still works, and no protected memory has changed.
 func TestHostilePackets(t *testing.T) {
 	silence := []string(nil)
 	nak := func(s roce.Syndrome, psn int) []string { return []string{fmt.Sprintf("%v %+d", s, psn)} }
@@ -47,16 +47,16 @@ func TestHostilePackets(t *testing.T) {
 
 	for _, c := range []struct {
 		name      string
-		to        int  // queue pair
-		elsewhere bool // the packets say to which
+		to        int  // index of the queue pair
+		elsewhere bool // the packets have the number of another queue pair
 		noRecv    bool
 		packets   func(h *hostile) []craft
 		want      []string
-		state     ib.QPState // of the queue pair, after it
-		count     string     // of the counters, the one that goes up
+		state     ib.QPState // final state of the queue pair
+		count     string     // name of the counter that goes up
 		by        uint64     // increase of the counter; 0: 1
 		recv      ib.WCStatus
-		done      int // receives that complete, the first with recv
+		done      int // number of completed receives, the first with status recv
 	}{
 		// Not for this queue pair, or for none: dropped (IBA 9.6.1).
 		{name: "no such queue pair", elsewhere: true, packets: one(craft{num: 0x00beef, op: roce.RCSendOnly}), state: rts, count: "drop_unknown_qp"},
@@ -249,7 +249,7 @@ func TestHostilePackets(t *testing.T) {
 			}
 			done, wantDone := h.completions(), c.done
 			if c.state == dead && wantDone == 0 {
-				wantDone = maxRecvs // flushed
+				wantDone = maxRecvs // all receives are flushed
 			}
 			if len(done) != wantDone || c.done > 0 && done[0].Status != c.recv {
 				t.Errorf("completions %+v, want %d, the first %v", done, wantDone, c.recv)
@@ -261,16 +261,16 @@ func TestHostilePackets(t *testing.T) {
 	}
 }
 
-// TestForgedResponses: work requests are outstanding, and somebody answers who does not know them.
+// TestForgedResponses injects responses of a forger while work requests are in flight.
 func TestForgedResponses(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		packets []craft
-		status  ib.WCStatus // of the first; only if it completes
+		status  ib.WCStatus // status of the first completion, if there is one
 		done    int
 		state   ib.QPState
 	}{
-		// Outstanding are a SEND, PSN 0, and a READ of 300 bytes, PSNs 1 and 2.
+		// A SEND with PSN 0, and a READ of 300 bytes with PSNs 1 and 2, are in flight.
 		{"acknowledgement of a PSN that was not sent", []craft{{op: roce.RCAcknowledge, psn: 3, syndrome: roce.ACKUnlimited}}, 0, 0, ib.QPRTS},
 		{"acknowledgement of half the PSNs ahead", []craft{{op: roce.RCAcknowledge, psn: 1 << 22, syndrome: roce.ACKUnlimited}}, 0, 0, ib.QPRTS},
 		{"acknowledgement of the past", []craft{{op: roce.RCAcknowledge, psn: -1, syndrome: roce.ACKUnlimited}}, 0, 0, ib.QPRTS},
@@ -356,8 +356,8 @@ func TestErrorDropsReplies(t *testing.T) {
 	h.checkMemory()
 }
 
-// TestUnreadableBehindOthers posts a request that cannot be read behind one without an acknowledgement. The sender's
-// counts must not include the packets that were not sent.
+// TestUnreadableBehindOthers posts a request with unreadable memory behind an unacknowledged request. The sender's
+// counts must not include the unsent packets.
 func TestUnreadableBehindOthers(t *testing.T) {
 	h := newHostile(t)
 	defer h.close()
@@ -372,7 +372,7 @@ func TestUnreadableBehindOthers(t *testing.T) {
 	v.QP.verify(t)
 }
 
-// TestFloods: thousands of packets to queue pairs that do not receive cost what it costs to drop them.
+// TestFloods sends thousands of packets to queue pairs that do not receive. The device must only drop and count them.
 func TestFloods(t *testing.T) {
 	const flood = 2000
 	for _, c := range []struct {
@@ -418,7 +418,7 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// TestTruncated: whatever is missing at the end of a packet, nothing happens that its header did not ask for.
+// TestTruncated injects packets of all opcodes, truncated at each length. They must not change protected memory.
 func TestTruncated(t *testing.T) {
 	h := newHostile(t)
 	defer h.close()
@@ -441,8 +441,8 @@ func TestTruncated(t *testing.T) {
 	h.checkMemory()
 }
 
-// TestCheckOrder: of two things that are wrong with a request, the check that comes first decides what the requester hears
-// (IBA 9.7.4.1), and the trace names it.
+// TestCheckOrder sends requests with two faults. The first check in the order of IBA 9.7.4.1 determines the answer,
+// and the trace names that check.
 func TestCheckOrder(t *testing.T) {
 	nak := func(s roce.Syndrome) string { return fmt.Sprintf("%v +0", s) }
 	const badKey = 0xdead00
@@ -471,7 +471,7 @@ func TestCheckOrder(t *testing.T) {
 			}
 			v := h.qps[rc]
 			check(t, h.dev.TraceQP(v.num, true))
-			h.dev.workers.wait(time.Minute) // the goroutine that did it may still run the queue pair, and take the packet
+			h.dev.workers.wait(time.Minute) // a goroutine may still run the queue pair after TraceQP, and take the packet
 			c.packet.to = v.QP
 			h.inject(c.packet)
 			h.run()

@@ -18,9 +18,9 @@ import (
 	"verbena/umem"
 )
 
-// hostile is a device under attack. Its queue pairs of all types are connected with addrC, where nobody is but the
-// test, which makes packets of its own and sees what is answered. Beside them a bystander exchanges messages with a
-// friend on another device, whatever happens. Everything runs on the test's thread, on virtual time.
+// hostile is a device under attack. Its queue pairs of all types are connected with addrC. Only the test uses addrC:
+// it sends packets of its own from there, and receives the answers. At the same time, a bystander exchanges messages
+// with a friend on another device. Everything runs on the test's thread, on virtual time.
 type hostile struct {
 	t     testing.TB
 	core  ib.Core
@@ -32,29 +32,29 @@ type hostile struct {
 	foreign *ib.PD
 	cq      *ib.CQ
 	xrcd    *ib.XRCD
-	srqs    [2]*ib.SRQ // of rcShared and xrc
-	qps     [5]*victim // rc and so on
+	srqs    [2]*ib.SRQ // for rcShared and xrc
+	qps     [5]*victim // by rc, uc and so on
 	ah      *ib.AH
 	arena   []byte
 	regions [numRegions]*ib.MR
 	window  *ib.MW
 	fast    *ib.MR
-	lent    [2]lent       // by the window and the fast registration, while they last
-	spent   uint32        // a key that has been invalidated
-	answers []roce.Packet // what the device sent to addrC since the last look
+	lent    [2]lent       // memory of the window and of the fast registration
+	spent   uint32        // an invalidated key
+	answers []roce.Packet // packets from the device to addrC since the last call of heard
 
 	bystander, friend *node
-	runs              uint64 // of the bystander
+	runs              uint64 // calls of bystanderWorks
 }
 
-// victim is a queue pair under attack, and what was posted to it.
+// victim is a queue pair under attack, with its posted work requests.
 type victim struct {
 	*QP
 	obj        *ib.QP
-	srq        *ib.SRQ // nil: its receives are its own
+	srq        *ib.SRQ // nil: the queue pair has a receive queue of its own
 	nextID     uint64
 	sent, recv []uint64          // work requests without a completion, oldest first
-	inv        map[uint64]uint32 // key that a LOCAL_INV among them invalidates
+	inv        map[uint64]uint32 // keys that the LOCAL_INVs among them invalidate
 }
 
 const (
@@ -65,24 +65,24 @@ const (
 	rcShared // RC, with a shared receive queue
 )
 
-// lent is memory that a work request has made a key for, and a message or a work request may take back.
+// lent is memory with a key from a work request. A message or a work request may invalidate the key.
 type lent struct {
 	key    uint32
 	at     int
-	closed []byte // what was in it when it was taken back; nil: it was not
+	closed []byte // content at the invalidation of the key; nil: the key is valid
 }
 
 var addrC = netip.MustParseAddr("10.0.0.3")
 
-// The arena is memory of the device's consumer: regions of regionLen bytes, with guards between them that belong to
-// nothing.
+// The arena is memory of the device's consumer. It has regions of regionLen bytes, and guards between them, which
+// belong to no region.
 const (
 	regionOpen     = iota // every right
 	regionReadable        // remote READ
-	regionLocal           // no remote right: receives at its start, what a READ brings behind
+	regionLocal           // no remote right: receives at its start, then the data of READs
 	regionForeign         // every right, in another protection domain
-	regionSpent           // no remote right, but of a window which has been invalidated
-	regionLent            // no remote right, but of a window to one half and a fast registration of the other
+	regionSpent           // no remote right; an invalidated window covers it
+	regionLent            // no remote right; a window covers one half and a fast registration the other
 	numRegions
 
 	regionLen  = 4096
@@ -95,24 +95,24 @@ const (
 	readAt     = maxRecvs * recvLen
 	readLen    = 600
 	hostileMTU = 256
-	hostilePSN = 0xfffffe // the wrap is near
+	hostilePSN = 0xfffffe // close to the wrap
 	peerQPN    = 0x123456
 	askedReads = 2 // max_dest_rd_atomic
 )
 
 func regionAt(i int) int            { return guardLen + i*(regionLen+guardLen) }
 func regionVA(i int) uint64         { return arenaIOVA + uint64(regionAt(i)) }
-func (h *hostile) key(i int) uint32 { return h.regions[i].LKey() } // rkey and lkey are one
+func (h *hostile) key(i int) uint32 { return h.regions[i].LKey() } // R_Key and L_Key are equal
 
 var regionAccess = [numRegions]ib.AccessFlags{
 	allAccess | ib.AccessFlushGlobal, ib.AccessLocalWrite | ib.AccessRemoteRead, ib.AccessLocalWrite, allAccess,
 	ib.AccessLocalWrite | ib.AccessMWBind, ib.AccessLocalWrite | ib.AccessMWBind,
 }
 
-// secret fills what no packet of the attacker may bring to light: the guards, the foreign region and the spent one.
+// secret fills the memory that no packet to the attacker may contain: the guards, the foreign and the spent region.
 var secret = []byte{0xde, 0xad, 0x5e, 0xc2, 0xe7, 0x0b, 0xad, 0x1d}
 
-// pristine is the arena before anything has happened.
+// pristine is the initial content of the arena.
 var pristine = func() []byte {
 	b := bytes.Repeat(secret, arenaLen/len(secret))
 	for _, i := range []int{regionOpen, regionReadable, regionLocal, regionLent} {
@@ -186,7 +186,7 @@ func (h *hostile) newVictims() {
 	}
 }
 
-// lend makes the keys that come and go.
+// lend creates the temporary keys.
 func (h *hostile) lend(mem *umem.Local, base uint64) {
 	h.t.Helper()
 	do := func(wr ib.SendWR) {
@@ -220,7 +220,7 @@ func (h *hostile) lend(mem *umem.Local, base uint64) {
 	h.lent[1] = lent{key: h.fast.RKey(), at: at}
 }
 
-// takenBack notes that a key is spent: what is in its memory now has to stay.
+// takenBack records that a key is invalid. From now on the content of its memory must not change.
 func (h *hostile) takenBack(key uint32) {
 	h.t.Helper()
 	for i := range h.lent {
@@ -234,7 +234,7 @@ func (h *hostile) takenBack(key uint32) {
 		l.closed = slices.Clone(h.arena[l.at:][:lentLen])
 		return
 	}
-	h.t.Errorf("key %#x has been taken back, which nobody could", key)
+	h.t.Errorf("key %#x has been taken back, want a lent key", key)
 }
 
 func (h *hostile) newDevice(name string, addr netip.Addr) *Device {
@@ -250,7 +250,7 @@ func (h *hostile) newDevice(name string, addr netip.Addr) *Device {
 	return d
 }
 
-// newBystander makes a queue pair that has nothing to do with those under attack but the device.
+// newBystander creates a queue pair that has only the device in common with the queue pairs under attack.
 func (h *hostile) newBystander(d *Device) *node {
 	h.t.Helper()
 	n := &node{t: h.t, dev: d, mem: umem.NewLocal(), buf: make([]byte, 2048)}
@@ -324,7 +324,7 @@ func (h *hostile) close() {
 	}
 }
 
-// route keeps what is sent to the attacker, and checks that it is well-formed and tells no secrets.
+// route records the packets to the attacker, and checks that they are well-formed and contain no secret.
 func (h *hostile) route(p *stepnet.Packet) {
 	if p.Dst != addrC {
 		p.Arrive(time.Microsecond)
@@ -335,38 +335,38 @@ func (h *hostile) route(p *stepnet.Packet) {
 		h.t.Errorf("the device sent %x: %v", p.Data, err)
 	}
 	if bytes.Contains(p.Data, secret) {
-		h.t.Errorf("the device sent what nobody may read: %v %x", k.Opcode, k.Payload)
+		h.t.Errorf("the device sent secret data: %v %x", k.Opcode, k.Payload)
 	}
 	h.answers = append(h.answers, k)
 }
 
 // craft is a packet of the attacker.
 type craft struct {
-	to       *QP    // whose number it carries; nil: num
+	to       *QP    // destination; nil: the destination is num
 	num      uint32 //
 	src, dst netip.Addr
 	op       roce.Opcode
-	psn      int // relative to the PSN that the queue pair expects: of requests, or of the oldest response
+	psn      int // relative to the expected PSN of requests, or to the oldest unacknowledged PSN
 	n        int // bytes of payload, all of them the low byte of the PSN
 	ack      bool
 	se       bool
 	version  uint8
-	morePad  int // more, or with a negative number less, in the pad count than there is
+	morePad  int // error of the pad count; may be negative
 	pkey     uint16
 	va       uint64
 	rkey     uint32
 	length   uint32
-	a, b     uint64 // of atomics; a is also the result
+	a, b     uint64 // operands of atomics; a is also the result
 	syndrome roce.Syndrome
 	qkey     uint32
 	srqn     uint32
 	flush    roce.FlushType
 	level    roce.FlushLevel
-	cut      int // bytes that are missing at the end
+	cut      int // bytes removed from the end
 	damaged  bool
 }
 
-// make lays the packet out.
+// make returns the bytes of the packet.
 func (c *craft) make() []byte {
 	header := max(c.op.HeaderLen(), roce.BTHLen)
 	pad := roce.PadCount(c.n)
@@ -421,7 +421,7 @@ func (c *craft) make() []byte {
 	return b[:max(len(b)-c.cut, 0)]
 }
 
-// inject has a packet arrive at the device when the clock goes on.
+// inject queues packets for the device. They arrive when the clock advances.
 func (h *hostile) inject(list ...craft) {
 	for _, c := range list {
 		if c.pkey == 0 {
@@ -447,10 +447,10 @@ func (h *hostile) injectRaw(src, dst netip.Addr, b []byte, damaged bool) {
 	h.net.Inject(src, dst, b)
 }
 
-// run has what was injected arrive.
+// run delivers the injected packets.
 func (h *hostile) run() { h.sleep(0) }
 
-// sleep lets time pass. So many things do not happen in it that they could not be counted.
+// sleep advances the clock by d. It fails after a number of events that has no legitimate cause.
 func (h *hostile) sleep(d time.Duration) {
 	end := h.clock.Now().Add(d)
 	for range 100_000 {
@@ -463,7 +463,7 @@ func (h *hostile) sleep(d time.Duration) {
 	h.t.Fatalf("there is no end of events within %v", d)
 }
 
-// postRecv posts the receives that there is room for in the local region.
+// postRecv posts a receive, if the local region has room for it.
 func (h *hostile) postRecv(i int) {
 	v := h.qps[i]
 	if len(v.recv) == maxRecvs {
@@ -481,7 +481,7 @@ func (h *hostile) postRecv(i int) {
 	}
 }
 
-// postSend posts a work request; what it may change is in the local region.
+// postSend posts a work request. Response data is stored in the local region.
 func (h *hostile) postSend(i int, op ib.WROpcode, length int) {
 	v := h.qps[i]
 	wr := ib.SendWR{
@@ -507,7 +507,8 @@ func (h *hostile) postSend(i int, op ib.WROpcode, length int) {
 	}
 }
 
-// completions takes what has completed off the lists: the oldest first, each once.
+// completions polls all completions. It checks that requests complete in order and once, and removes them from the
+// lists.
 func (h *hostile) completions() (list []ib.WC) {
 	h.t.Helper()
 	var wc [16]ib.WC
@@ -521,7 +522,7 @@ func (h *hostile) completions() (list []ib.WC) {
 			list = append(list, w)
 			i := slices.IndexFunc(h.qps[:], func(v *victim) bool { return v.obj == w.QP })
 			if i < 0 {
-				h.t.Fatalf("completion of nobody: %+v", w)
+				h.t.Fatalf("completion of an unknown queue pair: %+v", w)
 			}
 			v := h.qps[i]
 			if len(v.sent) > 0 && v.sent[0] == w.ID {
@@ -529,7 +530,7 @@ func (h *hostile) completions() (list []ib.WC) {
 				if key, ok := v.inv[w.ID]; ok && w.Status == ib.WCSuccess {
 					h.takenBack(key)
 				}
-			} else if n := slices.Index(v.recv, w.ID); n == 0 || n > 0 && v.srq != nil { // RESET forgets one that was taken
+			} else if n := slices.Index(v.recv, w.ID); n == 0 || n > 0 && v.srq != nil { // RESET discards a taken receive
 				v.recv = v.recv[n+1:]
 				if w.Status == ib.WCSuccess && w.Flags&ib.WCWithInvalidate != 0 {
 					h.takenBack(w.InvalidateRKey)
@@ -541,7 +542,7 @@ func (h *hostile) completions() (list []ib.WC) {
 	}
 }
 
-// checkBounds checks what holds after each packet: legal states, nothing that grows without bound.
+// checkBounds checks the invariants after each packet: legal states, and bounded queues.
 func (h *hostile) checkBounds() {
 	h.t.Helper()
 	h.completions()
@@ -574,7 +575,7 @@ func (h *hostile) checkBounds() {
 	}
 }
 
-// checkMemory checks that nobody wrote where nobody may.
+// checkMemory checks that no protected memory was written.
 func (h *hostile) checkMemory() {
 	h.t.Helper()
 	at := 0
@@ -599,7 +600,7 @@ func (h *hostile) checkMemory() {
 	}
 }
 
-// bystanderWorks has the bystander and its friend exchange messages, and compares the data.
+// bystanderWorks exchanges messages between the bystander and its friend, and compares the data.
 func (h *hostile) bystanderWorks() {
 	h.t.Helper()
 	h.runs++
