@@ -10,7 +10,7 @@ import (
 	"verbena/umem"
 )
 
-// countingSpace is memory that is not this process's, as far as the driver knows, and counts how often it is read.
+// countingSpace is memory that counts its reads. To the driver it is memory of another process.
 type countingSpace struct {
 	*umem.Local
 	reads atomic.Int32
@@ -21,7 +21,7 @@ func (s *countingSpace) ReadV(dst [][]byte, addr uint64) error {
 	return s.Local.ReadV(dst, addr)
 }
 
-// aheadBench is a bench whose consumer a sends out of a countingSpace.
+// aheadBench is a bench with a countingSpace as the memory of consumer a.
 type aheadBench struct {
 	*bench
 	space countingSpace
@@ -47,7 +47,7 @@ func newAheadBench(t *testing.T, s setup) *aheadBench {
 	return x
 }
 
-// readTimes checks how often the memory has been read. Packets that a probe retransmits, on a busy machine, are read again.
+// readTimes checks the number of reads. On a busy machine, a probe may retransmit packets, which are then read again.
 func (x *aheadBench) readTimes(want int32) {
 	x.t.Helper()
 	again := int32(x.b.dev.Stats()["duplicate_request"])
@@ -72,7 +72,7 @@ func (x *aheadBench) write(id uint64, mr *ib.MR, off, n int) ib.SendWR {
 	}
 }
 
-// arrived checks that a range of the target is what the source is now.
+// arrived checks that a range of the target has the present data of the source.
 func (x *aheadBench) arrived(off, n int) {
 	x.t.Helper()
 	if !bytes.Equal(x.b.buf[off:off+n], x.mem[off:off+n]) {
@@ -92,7 +92,7 @@ func TestAheadOfNextRun(t *testing.T) {
 	x.readTimes(2)
 }
 
-// TestAhead: what lies together and was posted together is read together, whatever is between.
+// TestAhead tests that adjacent data of work requests that were posted together is read together.
 func TestAhead(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -106,7 +106,7 @@ func TestAhead(t *testing.T) {
 			return wrs
 		}, 1},
 		{"across a page", func(x *aheadBench) (wrs []ib.SendWR) {
-			for i := range 32 { // of which some end where a page of 4096 does
+			for i := range 32 { // some end at the end of a page of 4096 bytes
 				wrs = append(wrs, x.write(0, x.mr, 3072+i*64, 64))
 			}
 			return wrs
@@ -139,7 +139,7 @@ func TestAhead(t *testing.T) {
 			second := x.write(0, x.mr, 64, 64)
 			second.SGList = []ib.SGE{{Addr: x.addr + 64, Length: 32, LKey: x.mr.LKey()}, {Addr: x.addr + 96, Length: 32, LKey: x.mr.LKey()}}
 			return []ib.SendWR{x.write(0, x.mr, 0, 64), second, x.write(0, x.mr, 128, 64)}
-		}, 2}, // the elements of the second, which are one piece, and the third
+		}, 2}, // the two elements of the second request are one read, and the third request is the other
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newAheadBench(t, setup{})
@@ -162,7 +162,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// TestAheadOfPost: nothing is read before it is posted.
+// TestAheadOfPost tests that no data is read before its work request is posted.
 func TestAheadOfPost(t *testing.T) {
 	x := newAheadBench(t, setup{})
 	for i := range 8 {
@@ -173,7 +173,8 @@ func TestAheadOfPost(t *testing.T) {
 	}
 }
 
-// TestAheadOfRead: what an RDMA READ brings is what a WRITE behind it sends, which waits for it.
+// TestAheadOfRead posts a WRITE, with a fence, behind an RDMA READ into the same memory. The WRITE must send the data
+// of the READ.
 func TestAheadOfRead(t *testing.T) {
 	x := newAheadBench(t, setup{})
 	fill(x.b.buf[8192:], 77)
@@ -184,11 +185,11 @@ func TestAheadOfRead(t *testing.T) {
 	x.a.send(x.write(0, x.mr, 0, 64), read, last)
 	x.a.poll(3)
 	if !bytes.Equal(x.b.buf[64:128], x.b.buf[8192:8192+64]) {
-		t.Error("the WRITE has sent what was there before the READ")
+		t.Error("the WRITE has sent the data from before the READ")
 	}
 }
 
-// TestAheadFails: a message whose memory cannot be read fails alone, though it lies behind another's.
+// TestAheadFails posts a message with unreadable memory behind others with adjacent memory. Only that message fails.
 func TestAheadFails(t *testing.T) {
 	for _, why := range []string{"the region ends", "the key is none"} {
 		t.Run(why, func(t *testing.T) {
@@ -205,7 +206,7 @@ func TestAheadFails(t *testing.T) {
 	}
 }
 
-// TestAheadOfServices: so do SENDs, of each service.
+// TestAheadOfServices is TestAhead for SENDs of each service.
 func TestAheadOfServices(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
 		t.Run(fmt.Sprint(typ), func(t *testing.T) {

@@ -12,7 +12,8 @@ import (
 	"verbena/link/simnet"
 )
 
-// TestActivity: whatever threads wake a queue pair, one runs it at a time, and each event is seen by a run that begins after it.
+// TestActivity wakes a queue pair from several threads. One thread runs it at a time, and a run that begins after an
+// event sees the event.
 func TestActivity(t *testing.T) {
 	const threads, events = 4, 20000
 	var (
@@ -51,9 +52,9 @@ func TestActivity(t *testing.T) {
 	}
 }
 
-// TestEventsOfARunningQueuePair: what comes for a queue pair that another thread runs waits without bound in time, and is
-// bounded in size: a sender pauses when two of its trains wait, and goes on when they are taken, or when the receiver's
-// program turns out to be slow; then they count in its lane.
+// TestEventsOfARunningQueuePair sends to a queue pair that another thread runs. The packets wait for any time, but
+// the sender pauses when two of its trains wait. The sender continues when the trains are taken, or when the
+// receiver's program becomes slow. In that case the trains count in QP.lane of the receiver.
 func TestEventsOfARunningQueuePair(t *testing.T) {
 	const messages = 4 * maxHanded
 	for _, slow := range []bool{false, true} {
@@ -63,7 +64,7 @@ func TestEventsOfARunningQueuePair(t *testing.T) {
 		for i := range messages {
 			b.b.recv(uint64(i), 0, 8)
 		}
-		takeRun(to) // this thread runs it
+		takeRun(to) // this thread runs the receiver
 		for i := range messages {
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte("12345678")})
 		}
@@ -80,12 +81,12 @@ func TestEventsOfARunningQueuePair(t *testing.T) {
 			to.lane.stall()
 			p.forgive(to)
 			p.end()
-			// The rest makes one train, or two if somebody has looked meanwhile.
+			// The rest makes one train, or two if another thread has run the sender meanwhile.
 			if n := len(to.events.list); n <= maxHanded || n == messages {
 				t.Errorf("%d events wait, want few more than %d", n, maxHanded)
 			}
 			if n := to.lane.bytes.Load(); n == 0 || from.egress.handed.Load() != 0 {
-				t.Errorf("%d bytes in the lane, %d trains handed over, want some and none", n, from.egress.handed.Load())
+				t.Errorf("%d bytes wait, %d trains are handed over, want some and none", n, from.egress.handed.Load())
 			}
 			to.lane.resume()
 			to.lane.until = time.Time{}
@@ -100,13 +101,13 @@ func TestEventsOfARunningQueuePair(t *testing.T) {
 			}
 		}
 		if n, h := to.lane.bytes.Load(), from.egress.handed.Load(); n != 0 || h != 0 {
-			t.Errorf("afterwards %d bytes are in the lane, and %d trains are handed over", n, h)
+			t.Errorf("afterwards %d bytes wait, and %d trains are handed over, want none", n, h)
 		}
 	}
 }
 
-// TestPacketsOfARunningQueuePair: packets of the network for a queue pair that another thread runs are kept up to the lane's
-// limit.
+// TestPacketsOfARunningQueuePair tests the limit of packets from the network for a queue pair that another thread
+// runs.
 func TestPacketsOfARunningQueuePair(t *testing.T) {
 	b := newBench(t, setup{})
 	b.connect(conn{})
@@ -122,15 +123,15 @@ func TestPacketsOfARunningQueuePair(t *testing.T) {
 	if n := b.b.dev.Stats()["drop_stalled"]; n != 1 {
 		t.Errorf("drop_stalled: got %d, want 1", n)
 	}
-	to.lane.bytes.Store(28) // the packet's
+	to.lane.bytes.Store(28) // size of the first packet
 	p.todo = append(p.todo, to)
 	p.end()
 	b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 8})
 	b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
 }
 
-// TestWayChangesUnderTrain: a message that was built for a device of the Fabric, and has to travel after all, arrives whole,
-// also where the socket is full in between.
+// TestWayChangesUnderTrain builds a message for a device of the Fabric, and then sends it to the network. The message
+// must arrive whole, even if the socket is full in between.
 func TestWayChangesUnderTrain(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -166,12 +167,13 @@ func TestWayChangesUnderTrain(t *testing.T) {
 	}
 }
 
-// TestPassIsKept: a pass that takes long goes on on the thread of a doorbell that has nothing else to do, not on a goroutine.
+// TestPassIsKept tests that a long pass continues on the thread of a doorbell without other work, and not on a
+// goroutine.
 func TestPassIsKept(t *testing.T) {
 	if runs, _ := keepPass(t, false); runs != 1 {
 		t.Errorf("not kept: %d runs, want 1", runs)
 	}
-	for range 10 { // a timer can fire just when the queue pair rests, and its thread goes on then
+	for range 10 { // a timer may fire just when the queue pair rests; then the timer's thread continues
 		if runs, rests := keepPass(t, true); runs > 1 && rests {
 			return
 		}
@@ -179,14 +181,15 @@ func TestPassIsKept(t *testing.T) {
 	t.Error("kept: never more than one run, after which the queue pair rests")
 }
 
-// keepPass sends much on this thread, and returns in how many runs of a Hold, and whether the queue pair rests at the end.
+// keepPass sends much on this thread. It returns the number of runs of a Hold, and whether the queue pair rests at
+// the end.
 func keepPass(t *testing.T, keep bool) (runs int, rests bool) {
 	const size, messages = 1 << 20, 16
 	b := newBench(t, setup{shortcut: true, bufLen: size})
 	b.unwatched()
 	b.connect(conn{})
 	qp := qpOf(b.a.qp)
-	takeRun(qp) // this thread runs it
+	takeRun(qp) // this thread runs the queue pair
 	for i := range messages {
 		b.a.send(ib.SendWR{
 			ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size),

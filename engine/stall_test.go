@@ -50,8 +50,8 @@ func (s *silentSpace) answer() {
 	}
 }
 
-// silentProgram is a program on device b of a bench whose memory can be made not to answer, and queue pairs of device
-// a's consumer that are connected to its queue pairs.
+// silentProgram is a program on device b of a bench. Its memory can stop answering. Its queue pairs are connected
+// with queue pairs of device a's consumer, the peers.
 type silentProgram struct {
 	*program
 	b     *bench
@@ -59,8 +59,8 @@ type silentProgram struct {
 	buf   []byte
 	addr  uint64
 	pd    *ib.PD
-	cq    *ib.CQ // of the peers
-	own   *ib.CQ // of the program
+	cq    *ib.CQ // used by the peers
+	own   *ib.CQ // used by the program
 	mr    *ib.MR
 	qps   [2]*ib.QP
 	peers [2]*ib.QP
@@ -116,13 +116,13 @@ func (x *silentProgram) recv(i, length int) {
 	check(x.b.t, err)
 }
 
-// awaitSlow waits until the device knows that a thread is stopped.
+// awaitSlow waits until the device has found that a thread is blocked.
 func (x *silentProgram) awaitSlow() {
 	x.b.t.Helper()
 	testutil.Eventually(x.b.t, "the program is slow", qpOf(x.qps[0]).lane.slow.Load)
 }
 
-// within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
+// within fails the test if f takes too long. The bound is no measurement: it distinguishes a wait from a hang.
 func within(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -137,7 +137,7 @@ func within(t testing.TB, what string, f func()) {
 	}
 }
 
-// neighbours exchanges messages between the bench's own queue pairs, and then has an atomic operation done.
+// neighbours exchanges messages between the bench's own queue pairs, and then executes an atomic operation.
 func (b *bench) neighbours(n int) {
 	b.t.Helper()
 	for range n {
@@ -156,9 +156,9 @@ func (b *bench) neighbours(n int) {
 	}
 }
 
-// TestSilentMemory: memory that does not answer stops the thread that came for it and the queue pairs of its program,
-// but neither what other queue pairs send and receive, by the wire and the shortcut, nor the device's way into the
-// error state.
+// TestSilentMemory tests memory that does not answer. It blocks the thread that accesses it, and the queue pairs of
+// its program. It must not block the traffic of other queue pairs, over the wire or the shortcut, or the device's
+// change to the error state.
 func TestSilentMemory(t *testing.T) {
 	for _, net := range []struct {
 		name string
@@ -179,7 +179,7 @@ func TestSilentMemory(t *testing.T) {
 				x.recv(0, 64)
 				x.recv(1, 64)
 				x.space.hush()
-				wr.ID, wr.Flags, wr.SGList = 3, ib.SendSignaled, b.a.sge(8256, 8) // not what the neighbours use
+				wr.ID, wr.Flags, wr.SGList = 3, ib.SendSignaled, b.a.sge(8256, 8) // memory that the neighbours do not use
 				wr.RemoteAddr, wr.RKey = x.addr, x.mr.RKey()
 				var returned atomic.Bool
 				go func() {
@@ -191,8 +191,8 @@ func TestSilentMemory(t *testing.T) {
 				x.awaitSlow()
 				wr := wr
 				wr.RemoteAddr += 1 << 12
-				wr.SGList = b.a.sge(8192, 8) // not what the neighbours use
-				// The other queue pair of the program, and the first again: whoever sends goes on.
+				wr.SGList = b.a.sge(8192, 8) // memory that the neighbours do not use
+				// Send to the other queue pair of the program. Every sender must continue.
 				within(t, "PostSend to the program", func() {
 					for range 3 {
 						_, err := x.peers[1].PostSend(wr)
@@ -224,7 +224,7 @@ func TestSilentMemory(t *testing.T) {
 	}
 }
 
-// TestSilentMemoryAnswers: when the memory answers at last, what was sent arrives, in order and once.
+// TestSilentMemoryAnswers tests that all sent messages arrive, in order and once, when the memory answers again.
 func TestSilentMemoryAnswers(t *testing.T) {
 	for _, net := range []struct {
 		name string
@@ -288,14 +288,15 @@ func TestWatchdogRests(t *testing.T) {
 	}
 }
 
-// TestWorkOfAStoppedPass: what a pass has to send for others, when it is stopped in the memory of a program, is sent.
+// TestWorkOfAStoppedPass blocks a pass in the memory of a program. The work of the pass for other queue pairs must be
+// done.
 func TestWorkOfAStoppedPass(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	x := newSilentProgram(b, ib.QPTypeRC)
 	x.space.hush()
 	b.b.recv(1, 0, 64)
-	// The thread is to send something for the neighbour's queue pair, but meets the silent program first.
+	// The thread has work for the neighbour's queue pair, but runs the silent program first.
 	q, silent := qpOf(b.a.qp), qpOf(x.qps[0])
 	stopped := make(chan struct{})
 	go func() {
@@ -326,8 +327,8 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 	<-stopped
 }
 
-// TestDestroyBehindAStoppedDoorbell: a queue pair whose doorbell has stopped in the memory of its peer's program can be
-// modified and destroyed.
+// TestDestroyBehindAStoppedDoorbell blocks a doorbell in the memory of the peer's program. The queue pair of the
+// doorbell can still be modified and destroyed.
 func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	x := newSilentProgram(b, ib.QPTypeRC)
@@ -364,8 +365,8 @@ func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
 	check(t, err)
 }
 
-// TestDoorbellHoldsCallbacksOfPeers: the handler of a receiver on another device runs on the thread that rang the
-// sender's doorbell, when the doorbell has returned.
+// TestDoorbellHoldsCallbacksOfPeers tests that the handler of a receiver on another device runs on the thread of the
+// sender's doorbell, after the doorbell has returned.
 func TestDoorbellHoldsCallbacksOfPeers(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
@@ -391,7 +392,7 @@ func TestDoorbellHoldsCallbacksOfPeers(t *testing.T) {
 	p.end()
 	var h ib.Hold
 	qp.Doorbell(&h)
-	inRun = true // seen by the handler if it runs on this thread; the race detector sees it if not
+	inRun = true // the handler reads it; on another thread, the race detector reports that
 	h.Run()
 	inRun = false
 	if !<-ran {
@@ -400,7 +401,8 @@ func TestDoorbellHoldsCallbacksOfPeers(t *testing.T) {
 	b.a.expect(ib.WC{ID: 2, Opcode: ib.WCSend})
 }
 
-// TestLaneIsBounded: what waits for a program that does not answer is bounded, and the rest is counted.
+// TestLaneIsBounded sends to a program that does not answer. The waiting packets are bounded, and the rest is
+// counted.
 func TestLaneIsBounded(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
@@ -419,23 +421,23 @@ func TestLaneIsBounded(t *testing.T) {
 			var err error
 			testutil.PollUntil(func() bool {
 				_, err = x.peers[1].PostSend(wr)
-				return !errors.Is(err, syscall.ENOMEM) // a goroutine that runs the queue pair lacks a processor
+				return !errors.Is(err, syscall.ENOMEM) // a goroutine that runs the queue pair waits for a processor
 			})
 			check(t, err)
 		}
 	})
 	l := qpOf(x.qps[1]).lane
 	if bytes := l.bytes.Load(); bytes > maxLaneBytes || bytes == 0 {
-		t.Errorf("the lane holds %d bytes, want at most %d, and something", bytes, maxLaneBytes)
+		t.Errorf("%d bytes wait, want at most %d, and some", bytes, maxLaneBytes)
 	}
 	if n := b.b.dev.Stats()["drop_stalled"]; n == 0 {
-		t.Error("drop_stalled: got 0, want what did not fit")
+		t.Error("drop_stalled: got 0, want some")
 	}
 	x.space.answer()
 	<-first
 }
 
-// TestLaneRecovers: a program whose memory answers again is served without its lane after the penalty.
+// TestLaneRecovers tests that a program leaves the slow state after the penalty, when its memory answers again.
 func TestLaneRecovers(t *testing.T) {
 	var l lane
 	l.stall()
@@ -502,8 +504,8 @@ func TestXRCTargetOfProgram(t *testing.T) {
 	}
 }
 
-// TestKeysOfOthers: a work request that names the key of another program's region or window does not wait for the lock
-// of that, whose holder may wait for that program's memory.
+// TestKeysOfOthers posts a work request with the key of another program's region or window. It must not wait for the
+// lock of that object, because the holder may wait for the other program's memory.
 func TestKeysOfOthers(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{timeout: 20})

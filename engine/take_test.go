@@ -13,7 +13,7 @@ import (
 	"verbena/umem"
 )
 
-// countingNet is a network that counts the batches that were received by who sent them, and by receive threads.
+// countingNet is a network that counts the received batches: those of sending threads, and those of receive threads.
 type countingNet struct {
 	link.Network
 	taken, woken atomic.Int64
@@ -46,8 +46,8 @@ func newTakeBench(t *testing.T, typ ib.QPType) (*bench, *countingNet) {
 	return b, n
 }
 
-// TestTakeAnswers: of messages that somebody waits for, all packets are received by the thread that sends, and a message is complete
-// when PostSend returns.
+// TestTakeAnswers sends messages for which a program waits. The sending thread receives all packets, and the message
+// is complete when PostSend returns.
 func TestTakeAnswers(t *testing.T) {
 	for name, wr := range map[string]ib.SendWR{
 		"SEND":  {Opcode: ib.WRSend},
@@ -57,8 +57,8 @@ func TestTakeAnswers(t *testing.T) {
 		for _, size := range []int{8, 60_000} {
 			t.Run(name, func(t *testing.T) {
 				b, nw := newTakeBench(t, ib.QPTypeRC)
-				// On a busy machine who has the turn is stopped now and then: it is another's then. If it were always, there
-				// would be no row at all.
+				// On a busy machine, the sending thread sometimes loses its processor, and another thread takes the
+				// endpoint. If that happened each time, there would be no messages in a row.
 				const want = 5
 				row, end := 0, time.Now().Add(20*time.Second)
 				for n := 0; row < want && time.Now().Before(end); n++ {
@@ -91,7 +91,7 @@ func TestTakeAnswers(t *testing.T) {
 	}
 }
 
-// TestTakeStream: what nobody waits for is left to the receive thread.
+// TestTakeStream sends messages for which no program waits. The receive thread receives them.
 func TestTakeStream(t *testing.T) {
 	b, n := newTakeBench(t, ib.QPTypeRC)
 	wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
@@ -106,7 +106,7 @@ func TestTakeStream(t *testing.T) {
 	}
 }
 
-// TestTakeLater: the handlers that come due by what PostSend has received do not run in it.
+// TestTakeLater tests that PostSend does not run the completion handlers for the packets that it has received.
 func TestTakeLater(t *testing.T) {
 	b, n := newTakeBench(t, ib.QPTypeRC)
 	stacks := make(chan string, 1)
@@ -137,7 +137,7 @@ func TestTakeLater(t *testing.T) {
 	}
 }
 
-// TestWaits: which messages a program waits for.
+// TestWaits tests the distinction between messages for which a program waits and others.
 func TestWaits(t *testing.T) {
 	const (
 		idle   = true
@@ -174,7 +174,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// lateNet is a network that counts the batches in which who received was stopped for so long that another has the turn.
+// lateNet is a network that counts the batches whose receiver was blocked until another thread took the endpoint.
 type lateNet struct {
 	link.Network
 	late, lateTaken atomic.Int64
@@ -199,8 +199,8 @@ func (r lateReceiver) Receive(a *link.Arrival) {
 	}
 }
 
-// TestSlowProgramTakesNothing: a program each access to whose memory takes longer than a stall, and that sends to itself, stops the
-// reception of its device once, not with each message.
+// TestSlowProgramTakesNothing runs a program that sends to itself. Each access to its memory takes longer than a
+// stall. The program must block the reception of its device once, and not with each message.
 func TestSlowProgramTakesNothing(t *testing.T) {
 	s := loopback()
 	n := &lateNet{Network: s.network}
@@ -233,19 +233,19 @@ func TestSlowProgramTakesNothing(t *testing.T) {
 		o := node{t: t, dev: dev, cq: x.own}
 		o.poll(1)
 	}
-	// One is the first stall; on a busy machine who has the turn lacks a processor now and then.
+	// The first stall counts one. On a busy machine, the receiving thread sometimes loses its processor.
 	if late := n.late.Load(); late > messages/3 {
-		t.Errorf("the reception of the device was stopped %d times in %d messages, %d of these by who sent them", late, messages, n.lateTaken.Load())
+		t.Errorf("the reception of the device was stopped %d times in %d messages, %d of these by the sending thread", late, messages, n.lateTaken.Load())
 	}
 }
 
-// sluggishSpace is memory of which each access takes a time.
+// sluggishSpace is memory with a delay for each access.
 type sluggishSpace struct {
 	*umem.Local
 	takes atomic.Int64
 }
 
-// access takes the time.
+// access waits for the delay.
 func (s *sluggishSpace) access() { time.Sleep(time.Duration(s.takes.Load())) }
 
 func (s *sluggishSpace) ReadV(dst [][]byte, addr uint64) error {
@@ -258,8 +258,8 @@ func (s *sluggishSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.Local.WriteV(src, addr)
 }
 
-// TestStoppedPassGivesUpClaims: a pass that is stopped in the memory of one endpoint's program does not keep the others from which it
-// receives.
+// TestStoppedPassGivesUpClaims blocks a pass in the memory of one endpoint's program. The pass must give up the other
+// endpoints from which it receives.
 func TestStoppedPassGivesUpClaims(t *testing.T) {
 	b := newBench(t, loopback())
 	b.connect(conn{timeout: 20})
@@ -287,7 +287,7 @@ func TestStoppedPassGivesUpClaims(t *testing.T) {
 	b.neighbours(2)
 }
 
-// watchedTurn is a turn that says when it is abandoned.
+// watchedTurn is a link.Turn that reports when it is abandoned.
 type watchedTurn struct {
 	link.Turn
 	abandoned chan struct{}
@@ -298,7 +298,7 @@ func (w *watchedTurn) Abandon() {
 	w.Turn.Abandon()
 }
 
-// claimed is the turn of an endpoint.
+// claimed claims an endpoint and returns its link.Turn.
 func claimed(t *testing.T, e *endpoint) (turn link.Turn) {
 	t.Helper()
 	within(t, "claiming an endpoint", func() {
