@@ -11,7 +11,7 @@ import (
 	"verbena/roce"
 )
 
-// TestDropCounters: each reason for which a packet is dropped counts, and nothing else does.
+// TestDropCounters drops a packet for each reason. Only the counter of the reason must change.
 func TestDropCounters(t *testing.T) {
 	key := func(d *dialogue) uint32 { return d.b.mr.RKey() }
 	for _, c := range []struct {
@@ -20,8 +20,8 @@ func TestDropCounters(t *testing.T) {
 		op   roce.Opcode
 		n    int                           // bytes of payload
 		make func(d *dialogue, k []byte)   // changes the packet
-		prep func(d *dialogue)             // comes before it
-		send func(d *dialogue, pkt []byte) // instead of one arrival
+		prep func(d *dialogue)             // runs before the packet
+		send func(d *dialogue, pkt []byte) // replaces the arrival of one packet
 		want string
 	}{
 		{name: "rest of a BTH", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:roce.BTHLen-4]) }, want: "drop_short"},
@@ -79,7 +79,7 @@ func TestDropCounters(t *testing.T) {
 					d.arrives(pkt)
 				}
 				after := d.b.dev.Stats()
-				// What is not about the packet itself.
+				// Omit the counters that do not depend on the packet.
 				for _, name := range []string{"rcvd_pkts", "sent_pkts", "duplicate_request"} {
 					delete(after, name)
 				}
@@ -109,7 +109,7 @@ func reth(k []byte, va uint64, rkey uint32, n int) {
 	binary.BigEndian.PutUint32(k[roce.BTHLen+12:], uint32(n))
 }
 
-// TestSendErrors: send_err counts packets, however they are laid into trains.
+// TestSendErrors tests that send_err counts packets, independently of the trains.
 func TestSendErrors(t *testing.T) {
 	for _, shortcut := range []bool{true, false} {
 		bubble(t, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestSendErrors(t *testing.T) {
 	}
 }
 
-// TestStatsNames: the kernel's counters are there by their names, and no two have the same.
+// TestStatsNames tests that the kernel's counters have their names, and that no two counters have the same name.
 func TestStatsNames(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
@@ -147,7 +147,7 @@ func TestStatsNames(t *testing.T) {
 	})
 }
 
-// TestStatsEndpoints: what an endpoint has counted is not lost with its address.
+// TestStatsEndpoints tests that the counts of an endpoint remain when its address goes.
 func TestStatsEndpoints(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{})

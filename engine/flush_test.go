@@ -10,7 +10,7 @@ import (
 	"verbena/roce"
 )
 
-// TestFlush: placements, levels, rights and ranges (IBA A19.4).
+// TestFlush tests placements, levels, rights and ranges (IBA A19.4).
 func TestFlush(t *testing.T) {
 	const rights = allAccess | ib.AccessFlushGlobal
 	const persistent = rights | ib.AccessFlushPersistent
@@ -56,8 +56,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestPersistenceRefused: no region can have the right for a placement that the device does not offer; a queue pair
-// can, and it allows nothing.
+// TestPersistenceRefused tests that no region gets the right to a placement that the device does not offer. A queue
+// pair may have the right, without effect.
 func TestPersistenceRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -78,7 +78,8 @@ func TestPersistenceRefused(t *testing.T) {
 	})
 }
 
-// TestFlushOrder: a FLUSH completes when the writes before it are in memory, and waits for them under loss of all else.
+// TestFlushOrder tests that a FLUSH completes after the earlier writes are in memory, even if all other packets are
+// lost.
 func TestFlushOrder(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBench(t, s)
@@ -95,7 +96,7 @@ func TestFlushOrder(t *testing.T) {
 	})
 }
 
-// TestAtomicWrite: 8 bytes at a multiple of 8, with the right to write (IBA A19).
+// TestAtomicWrite writes 8 bytes, at multiples of 8 and elsewhere, with and without the right to write (IBA A19).
 func TestAtomicWrite(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -141,7 +142,7 @@ func TestAtomicWrite(t *testing.T) {
 	})
 }
 
-// TestSingleRequests has requests of one packet come to the responder in every form, also twice.
+// TestSingleRequests sends requests of one packet to the responder in every form, and repeats them.
 func TestSingleRequests(t *testing.T) {
 	const mtu = 256
 	c := conn{mtu: ib.MTU256, access: allAccess | ib.AccessFlushGlobal}
@@ -243,7 +244,7 @@ func TestSingleRequests(t *testing.T) {
 	}
 }
 
-// TestXRCMemory: what an extended reliable connection does to memory, it does in the domain of the queue that it names.
+// TestXRCMemory tests that requests of an extended reliable connection use the domain of the named queue.
 func TestXRCMemory(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		x := newXRC(t, s, conn{access: allAccess | ib.AccessFlushGlobal})
@@ -260,7 +261,7 @@ func TestXRCMemory(t *testing.T) {
 		} {
 			x.post(0, c.wr)
 			x.a.expect(ib.WC{Opcode: c.want})
-			x.post(1, c.wr) // whose domain has no such key
+			x.post(1, c.wr) // the domain of queue 1 has no such key
 			x.a.expect(ib.WC{Status: ib.WCRemAccessErr})
 			x.up(conn{access: allAccess | ib.AccessFlushGlobal})
 		}

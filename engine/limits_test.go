@@ -18,7 +18,7 @@ import (
 	"verbena/umem"
 )
 
-// frugal is a program whose queues may take so much memory, in bytes.
+// frugal is a program with a maximum of memory for its queues, in bytes.
 type frugal struct {
 	*program
 	left  uint64
@@ -39,7 +39,7 @@ func (f *frugal) AllocShared(size int) (ib.Shared, error) {
 	return s, err
 }
 
-// limited is a device, and a program with as much memory for queues as the device was told of.
+// limited is a device with a limit of memory for queues, and a program with exactly that memory.
 type limited struct {
 	t    *testing.T
 	dev  *ib.Device
@@ -78,12 +78,12 @@ func newLimited(t *testing.T, memory uint64) *limited {
 	return l
 }
 
-// cq makes a completion queue of so many entries more than the limit.
+// cq creates a completion queue with more entries than the limit.
 func (l *limited) cq(more int) (*ib.CQ, error) {
 	return ibuser.CreateCQ(l.dev, ib.CQInit{Entries: l.attr.MaxCQE + more}, &l.u)
 }
 
-// full are all limits of a queue pair at once.
+// full returns all limits of a queue pair together.
 func (l *limited) full() ib.QPCap {
 	a := &l.attr
 	return ib.QPCap{
@@ -92,7 +92,7 @@ func (l *limited) full() ib.QPCap {
 	}
 }
 
-// qp makes a queue pair, with a completion queue at its limits.
+// qp creates a queue pair, with a completion queue at its limits.
 func (l *limited) qp(c ib.QPCap) error {
 	cq, err := l.cq(0)
 	check(l.t, err)
@@ -114,12 +114,12 @@ func (l *limited) srq(moreWR, moreSGE int) error {
 	return err
 }
 
-// limitTests are the limits of one object, and how it is made at all its limits, or beyond the one of the name. Those
-// that are not here count objects, or are 0 for what there is not.
+// limitTests holds the limits of one object. make creates the object at all its limits, and exceeded beyond the named
+// one. The other fields of the attributes count objects, or are 0 for a missing function.
 var limitTests = []struct {
 	field    string
 	make     func(l *limited) error
-	exceeded func(l *limited) error // nil: cannot be, or there is room for more
+	exceeded func(l *limited) error // nil: not possible, or there is more room than advertised
 }{
 	{"MaxMRSize", func(l *limited) error {
 		mr, err := ibuser.RegMR(l.pd, ib.MRInit{Space: umem.NewLocal(), Addr: 0, Length: l.attr.MaxMRSize, IOVA: 0, Access: allAccess | ib.AccessOnDemand}, &l.u)
@@ -160,7 +160,8 @@ var limitTests = []struct {
 	{"MaxMcastQPAttach", func(l *limited) error { return l.attach(l.attr.MaxMcastQPAttach) }, nil},
 }
 
-// reads brings a queue pair to RTS that answers so many RDMA READs and atomics at once, and has so many outstanding.
+// reads brings a queue pair to RTS. answers is the maximum of incoming RDMA READs and atomics, and outstanding that
+// of outgoing ones.
 func (l *limited) reads(answers, outstanding int) error {
 	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 4}, &l.u)
 	check(l.t, err)
@@ -182,7 +183,7 @@ func (l *limited) reads(answers, outstanding int) error {
 		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
 }
 
-// attach has so many queue pairs join a multicast group.
+// attach joins n queue pairs to a multicast group.
 func (l *limited) attach(n int) error {
 	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 4}, &l.u)
 	check(l.t, err)
@@ -200,14 +201,14 @@ func (l *limited) attach(n int) error {
 	return nil
 }
 
-// counts are the limits of how many objects there can be, which quotas divide among users.
+// counts lists the limits of the numbers of objects. Quotas divide these numbers among users.
 var counts = []string{
 	"MaxQP", "MaxCQ", "MaxMR", "MaxPD", "MaxMW", "MaxAH", "MaxSRQ", "MaxResRdAtom", "MaxMcastGrp", "MaxTotalMcastAtch",
 	"MaxPKeys",
 }
 
-// TestLimits: what the device says an object can have it can have all at once, whatever the memory for queues is; and
-// no more.
+// TestLimits creates objects at all advertised limits together, and beyond each limit, with several sizes of queue
+// memory.
 func TestLimits(t *testing.T) {
 	for _, c := range []struct {
 		memory  uint64
@@ -240,7 +241,7 @@ func TestLimits(t *testing.T) {
 			for _, x := range limitTests {
 				tested[x.field] = true
 				if x.field == "MaxMcastQPAttach" && c.memory != 0 && c.memory < 1<<20 {
-					continue // it takes as many queue pairs
+					continue // it needs as many queue pairs
 				}
 				if err := x.make(l); err != nil {
 					t.Errorf("%s: %v", x.field, err)
@@ -265,7 +266,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestTooLittleQueueMemory: a device is not made where no queue pair could be, nor is one made with less than it needs.
+// TestTooLittleQueueMemory tests that New fails if the queue memory is too small for one queue pair, and that a queue
+// pair is not created with less memory than it needs.
 func TestTooLittleQueueMemory(t *testing.T) {
 	least := MinQueueMemory(layout.Layout{})
 	for memory, want := range map[uint64]error{
@@ -285,7 +287,7 @@ func TestTooLittleQueueMemory(t *testing.T) {
 	}
 }
 
-// TestLimitsHold: a queue pair at its limits takes as many receives and sends as it says, each with all elements.
+// TestLimitsHold fills a queue pair at its limits with receives and sends, each with all elements.
 func TestLimitsHold(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, cap: ib.QPCap{
@@ -309,7 +311,7 @@ func TestLimitsHold(t *testing.T) {
 	})
 }
 
-// TestAddressHandleLimit: there can be as many address handles as the device says, and no more.
+// TestAddressHandleLimit creates as many address handles as the device advertises, and one more.
 func TestAddressHandleLimit(t *testing.T) {
 	if raceEnabled {
 		t.Skip("one thread makes them; make unit runs it once more without the race detector")
@@ -332,8 +334,8 @@ func TestAddressHandleLimit(t *testing.T) {
 	}
 }
 
-// TestFailedCallsLeaveNothing makes calls fail in each way: at each of their allocations, without a free number, and
-// where the object forbids the change. A failed call leaves no memory, no number and no object.
+// TestFailedCallsLeaveNothing makes calls fail at each of their allocations, without a free number, and on objects
+// that forbid the change. A failed call must leave no memory, no number and no object.
 func TestFailedCallsLeaveNothing(t *testing.T) {
 	l := newLimited(t, 0)
 	d, f := deviceOf(l.pd), l.u.Context.(*frugal)
@@ -372,7 +374,7 @@ func TestFailedCallsLeaveNothing(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		call    func() (destroy func() error, err error)
-		exhaust func() (restore func()) // takes the last number; nil if the object has none
+		exhaust func() (restore func()) // takes all numbers; nil if the object has none
 		fails   bool                    // also without a failed allocation
 	}{
 		{"create CQ", func() (func() error, error) {
@@ -404,7 +406,7 @@ func TestFailedCallsLeaveNothing(t *testing.T) {
 		for n := 1; ; n++ {
 			f.calls, f.fails = 0, n
 			destroy, err := c.call()
-			if f.calls < n { // it makes fewer allocations
+			if f.calls < n { // the call makes fewer allocations
 				if f.fails = 0; c.fails {
 					unchanged("", err)
 					break

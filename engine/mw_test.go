@@ -32,7 +32,7 @@ func (n *node) regMR(pd *ib.PD, access ib.AccessFlags) *ib.MR {
 	return mr
 }
 
-// newPD makes another domain.
+// newPD allocates another domain.
 func (n *node) newPD() *ib.PD {
 	n.t.Helper()
 	pd, err := n.dev.IB().AllocPD()
@@ -52,7 +52,7 @@ func (n *node) allocMW(pd *ib.PD, kind ib.MWType) *ib.MW {
 	return mw
 }
 
-// status posts a work request and returns how it ends.
+// status posts a work request and returns the status of its completion.
 func (n *node) status(wr ib.SendWR) ib.WCStatus {
 	n.t.Helper()
 	wr.ID, wr.Flags = 60, wr.Flags|ib.SendSignaled
@@ -64,7 +64,7 @@ func (n *node) status(wr ib.SendWR) ib.WCStatus {
 	return wc.Status
 }
 
-// bind makes a window of n bytes at an offset of the buffer, which must go well, and returns the key.
+// bind binds a window to n bytes at an offset of the buffer, which must succeed, and returns the key.
 func (n *node) bind(mw *ib.MW, mr *ib.MR, off, length int, access ib.AccessFlags) uint32 {
 	n.t.Helper()
 	key := ib.IncRKey(mw.RKey())
@@ -76,7 +76,7 @@ func (n *node) bind(mw *ib.MW, mr *ib.MR, off, length int, access ib.AccessFlags
 	return key
 }
 
-// access has a do something by a key of b's.
+// access executes an operation of a with a key of b, and returns its status.
 func (b *bench) access(op ib.WROpcode, addr uint64, n int, key uint32) ib.WCStatus {
 	b.t.Helper()
 	wr := ib.SendWR{Opcode: op, RemoteAddr: addr, RKey: key}
@@ -91,8 +91,8 @@ func (b *bench) access(op ib.WROpcode, addr uint64, n int, key uint32) ib.WCStat
 	return b.a.status(wr)
 }
 
-// TestWindowBind: what the specification asks of a bind (IBA 10.6.7.2, C10-70 to C10-75, o10-36, o10-37). What is
-// refused ends with a bind error, and changes nothing.
+// TestWindowBind tests the rules for a bind (IBA 10.6.7.2, C10-70 to C10-75, o10-36, o10-37). A refused bind ends
+// with a bind error, and changes nothing.
 func TestWindowBind(t *testing.T) {
 	both := []ib.MWType{ib.MWType1, ib.MWType2}
 	for _, c := range []struct {
@@ -200,7 +200,7 @@ func TestWindowBind(t *testing.T) {
 
 func isBound(w *ib.MW) bool { return mwOf(w).grant.Load() != nil }
 
-// TestWindowRights: a window gives its rights to its range, no less and no more, whatever the region has.
+// TestWindowRights tests that a window gives exactly its rights to its range, independently of the region's rights.
 func TestWindowRights(t *testing.T) {
 	const off, size = 1000, 256
 	rights := []ib.AccessFlags{ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteAtomic}
@@ -278,7 +278,7 @@ func (b *bench) reconnect(c conn) {
 	b.connect(c)
 }
 
-// TestWindowData: what goes through a window arrives at its place, also by an address that starts from zero.
+// TestWindowData tests that data through a window arrives at its place, also in a zero-based window.
 func TestWindowData(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBench(t, s)
@@ -303,8 +303,8 @@ func TestWindowData(t *testing.T) {
 	})
 }
 
-// TestWindowKey: of the key that a bind asks for the low 8 bits count; the window's index is above them, whatever the
-// consumer put there. No other key, the former ones among them, gives anything.
+// TestWindowKey tests that only the low 8 bits of the requested key count in a bind. The window's index goes above
+// them, instead of the bits of the consumer. No other key gives access, including the former keys.
 func TestWindowKey(t *testing.T) {
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
 		bubble(t, func(t *testing.T) {
@@ -351,7 +351,7 @@ func TestWindowKey(t *testing.T) {
 	}
 }
 
-// TestWindowLocal: a window's key is not one for local memory.
+// TestWindowLocal tests that the key of a window is not valid for local memory.
 func TestWindowLocal(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -365,13 +365,14 @@ func TestWindowLocal(t *testing.T) {
 	})
 }
 
-// TestWindowUsers: type 1 is for the peers of all queue pairs of the domain, type 2 for that of the one that bound it.
+// TestWindowUsers tests the users of windows: the peers of all queue pairs of the domain for type 1, and the peer of
+// the queue pair that bound the window for type 2.
 func TestWindowUsers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		kind  ib.MWType
-		other bool // queue pair
-		pd    bool // another domain's
+		other bool // another queue pair
+		pd    bool // in another domain
 		want  ib.WCStatus
 	}{
 		{"type 1, the same queue pair", ib.MWType1, false, false, ib.WCSuccess},
@@ -406,7 +407,7 @@ func TestWindowUsers(t *testing.T) {
 	}
 }
 
-// TestInvalidate: what LOCAL_INV and SEND with invalidate end, and what they must not (IBA 10.6.3, 10.6.7.2).
+// TestInvalidate tests the effect of LOCAL_INV and SEND with invalidate, and its limits (IBA 10.6.3, 10.6.7.2).
 func TestInvalidate(t *testing.T) {
 	type world struct {
 		*bench
@@ -491,8 +492,8 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
-// TestWindowLifetime: a region cannot go, nor change, before its windows, wherever these have moved to; those of type 2
-// go with their queue pair.
+// TestWindowLifetime tests that a region cannot end or change before its windows, even if the windows have moved.
+// Windows of type 2 end with their queue pair.
 func TestWindowLifetime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -514,7 +515,7 @@ func TestWindowLifetime(t *testing.T) {
 		key := b.b.bind(two, mr, 0, 10, 0)
 		b.b.bind(one, mr, 10, 10, 0) // moves
 		busy("both")
-		b.b.bind(one, b.b.regMR(nil, bindable), 0, 10, 0) // moves to another
+		b.b.bind(one, b.b.regMR(nil, bindable), 0, 10, 0) // moves to another region
 		busy("a window of type 2")
 		if s := b.b.status(ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: key}); s != ib.WCSuccess {
 			t.Fatal(s)
@@ -536,7 +537,7 @@ func TestWindowLifetime(t *testing.T) {
 		b.b.bind(third, mr, 0, 10, 0)
 		check(t, b.b.qp.Destroy())
 		b.b.qp, b.b.cq = qp, cq
-		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable})) // the window has been unbound with it
+		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable})) // the window is unbound
 		b.b.bind(third, mr, 0, 10, 0)
 		busy("a window that another queue pair has bound again")
 		check(t, third.Dealloc())
@@ -544,7 +545,7 @@ func TestWindowLifetime(t *testing.T) {
 	})
 }
 
-// TestBindAfterEnd binds a window, and registers a region, that ended after a work request had looked them up.
+// TestBindAfterEnd binds a window and registers a region after their end, as a late work request would.
 func TestBindAfterEnd(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
@@ -558,7 +559,7 @@ func TestBindAfterEnd(t *testing.T) {
 	if w.bind(qpOf(b.b.qp), &bind) {
 		t.Error("bind after Dealloc: got success, want an error")
 	}
-	check(t, mr.Dereg()) // no window holds it
+	check(t, mr.Dereg()) // no window is bound to it
 
 	fast, err := b.b.pd.AllocMR(1)
 	check(t, err)
@@ -587,8 +588,8 @@ func TestKeyGenerationsOfIndexes(t *testing.T) {
 	}
 }
 
-// TestWindowKeys: however the consumer has chosen the last key of a window, that of the next one with its index
-// differs.
+// TestWindowKeys tests that the key of a window differs from the last key of the window before it with the same
+// index, even if the consumer has chosen that key.
 func TestWindowKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -616,12 +617,12 @@ func TestWindowKeys(t *testing.T) {
 	})
 }
 
-// TestWindowRace binds and frees windows, and invalidates them, while a peer writes by their keys: nothing is written
-// after the window has gone. The race detector sees it too.
+// TestWindowRace binds, invalidates and deallocates windows while a peer writes by their keys. No write may come
+// after the end of the window. The race detector would see such a write too.
 func TestWindowRace(t *testing.T) {
 	windows := testutil.FewerIfShort(40, 10)
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
-		// On an unreliable connection, which goes on after a write by a wrong key.
+		// An unreliable connection continues after a write by a wrong key.
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC})
 		b.unwatched()
 		b.connect(conn{})
@@ -638,7 +639,7 @@ func TestWindowRace(t *testing.T) {
 				switch _, err := b.a.qp.PostSend(wr); {
 				case err == nil:
 					writes.Add(1)
-				case errors.Is(err, syscall.ENOMEM): // the other thread runs the receiver, which is behind
+				case errors.Is(err, syscall.ENOMEM): // the other thread runs the receiver, and is behind
 					runtime.Gosched()
 				default:
 					t.Error(err)
@@ -653,7 +654,7 @@ func TestWindowRace(t *testing.T) {
 				check(t, err)
 				sent = (a.SQPSN - begin.SQPSN) & roce.PSNMask
 			}
-			_, err := qpOf(b.b.qp).Query(0) // comes after what has been sent
+			_, err := qpOf(b.b.qp).Query(0) // follows the sent packets
 			check(t, err)
 		}
 		written := 0
@@ -661,7 +662,7 @@ func TestWindowRace(t *testing.T) {
 			mw, err := b.b.pd.AllocMW(kind)
 			check(t, err)
 			key.Store(b.b.bind(mw, mr, 0, 1, ib.AccessRemoteWrite))
-			for before := writes.Load(); writes.Load() < before+2 && !t.Failed(); { // one of them by this key
+			for before := writes.Load(); writes.Load() < before+2 && !t.Failed(); { // one of them uses this key
 				runtime.Gosched()
 			}
 			executed(writes.Load())

@@ -8,7 +8,8 @@ import (
 	"verbena/uapi"
 )
 
-// post rings the doorbell for a work request without elements, laid out by the library of rxe, and returns how it ends.
+// post rings the doorbell for a work request without elements, in the layout of the rxe library. It returns the
+// completion.
 func (u *user) post(op uapi.WROpcode, data []byte, set func(wr *uapi.RXESendWR)) uapi.WC {
 	u.t.Helper()
 	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: 9, Opcode: op, SendFlags: uapi.SendSignaled}}
@@ -18,16 +19,17 @@ func (u *user) post(op uapi.WROpcode, data []byte, set func(wr *uapi.RXESendWR))
 		u.t.Fatal("send queue is full")
 	}
 	u.doorbell()
-	wc := u.poll() // another thread may be running the queue pair, or the peer's
+	wc := u.poll() // another thread may run the queue pair or its peer
 	if wc.WRID != 9 {
 		u.t.Fatalf("%v: completion %+v", op, wc)
 	}
-	// The race detector does not see the order that memory gives which is mapped twice: another thread may have run the peer.
+	// The race detector does not see the order of accesses to memory that is mapped twice. Another thread may have
+	// run the peer.
 	qpOf(u.b.b.qp).exclusively(func(*pass) {})
 	return wc
 }
 
-// TestUserMemoryOperations posts what programs do to windows and memory, through the shared queue.
+// TestUserMemoryOperations posts all operations on windows and memory through the shared queue.
 func TestUserMemoryOperations(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -65,7 +67,7 @@ func TestUserMemoryOperations(t *testing.T) {
 				t.Errorf("write by the key as it was posted: %v", s)
 			}
 			good(uapi.WRLocalInv, uapi.WCLocalInv, nil, func(wr *uapi.RXESendWR) { wr.Ex = uapi.NewImmRKey(key) })
-			// A library that does not keep the key names the window by the one that it had first.
+			// A library that does not keep the key refers to the window by its first key.
 			key = key&^0xff | uint32(uint8(key)+1)
 			good(uapi.WRBindMW, uapi.WCBindMW, nil, bind)
 			if s := write(); s != ib.WCSuccess {
@@ -81,7 +83,7 @@ func TestUserMemoryOperations(t *testing.T) {
 			good(uapi.WRFlush, uapi.WCFlush, nil, func(wr *uapi.RXESendWR) {
 				*wr.Flush() = uapi.RXESendWRFlush{RemoteAddr: b.b.addr, Length: 64, RKey: target.RKey(), Type: uapi.FlushGlobal}
 			})
-			// What only a consumer of this process may ask for.
+			// Only a consumer of this process may post a fast registration.
 			if wc := u.post(wrRegMR, nil, bind); wc.Status != uapi.WCLocQPOpErr {
 				t.Errorf("fast registration: %v", wc.Status)
 			}
@@ -89,7 +91,7 @@ func TestUserMemoryOperations(t *testing.T) {
 	}
 }
 
-// TestUserMemoryErrors: what a library would not post.
+// TestUserMemoryErrors posts requests that a library would not post.
 func TestUserMemoryErrors(t *testing.T) {
 	for _, c := range []struct {
 		name string

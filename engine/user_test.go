@@ -22,13 +22,13 @@ import (
 	"verbena/uapi"
 )
 
-// program is a user process as the driver sees it, and at the same time the process: a file that both map.
+// program is a user process: the driver's view of it, and the process itself. Both map one file.
 type program struct {
 	t    testing.TB
 	path string
 	file *os.File
 
-	faults [ib.NumLibraryFaults]atomic.Int32 // of the library, by kind
+	faults [ib.NumLibraryFaults]atomic.Int32 // faults of the library, by kind
 
 	mu   sync.Mutex
 	end  int64
@@ -64,7 +64,7 @@ func (p *program) AllocShared(size int) (ib.Shared, error) {
 	return ib.Shared{Mem: m, Offset: uint64(off), Free: func() {}}, nil
 }
 
-// mmap maps what a response describes, like the library.
+// mmap maps the location in a response, like the library.
 func (p *program) mmap(mi uapi.MMInfo) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *program) mmapLocked(off uint64, n int) []byte {
 	return m
 }
 
-// userRing is a ring as the library of rxe uses it: it takes the geometry from the header.
+// userRing is a ring as used by the rxe library, which takes the geometry from the header.
 type userRing struct{ mem []byte }
 
 func (q userRing) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at])) }
@@ -91,7 +91,7 @@ func (q userRing) slot(i uint32) []byte {
 	return q.mem[uapi.RXEQueueDataOffset+int((i&q.mask())<<q.shift()):][:1<<q.shift()]
 }
 
-// post fills the next slot, false if the queue is full.
+// post fills the next slot. It returns false if the queue is full.
 func (q userRing) post(wqe []byte) bool {
 	prod, cons := *q.word(uapi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(uapi.RXEQueueConsumerOffset))
 	if cons == (prod+1)&q.mask() {
@@ -113,7 +113,7 @@ func (q userRing) poll() (uapi.WC, bool) {
 	return wc, true
 }
 
-// user is a program with a queue pair on device a of a bench, connected to b's.
+// user is a program with a queue pair on device a of a bench. The queue pair is connected to node b.
 type user struct {
 	*program
 	b      *bench
@@ -123,7 +123,7 @@ type user struct {
 	cqueue userRing
 }
 
-// newUser replaces the queue pair of node a by one of a program.
+// newUser replaces the queue pair of node a by one of a program, until the end of the test.
 func newUser(b *bench, cap ib.QPCap) *user {
 	b.t.Helper()
 	u := openUser(b, cap)
@@ -131,7 +131,7 @@ func newUser(b *bench, cap ib.QPCap) *user {
 	return u
 }
 
-// openUser does so until close.
+// openUser replaces the queue pair of node a by one of a program, until close.
 func openUser(b *bench, cap ib.QPCap) *user {
 	t := b.t
 	t.Helper()
@@ -191,7 +191,7 @@ func contexter(d *Device) ib.UserContexter {
 	return c
 }
 
-// wqe is a send work request as the library lays it out.
+// wqe returns a send work request in the layout of the library.
 func (u *user) wqe(id uint64, op uapi.WROpcode, flags uapi.SendFlags, list ...ib.SGE) []byte {
 	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id, Opcode: op, SendFlags: flags}}
 	if op != uapi.WRSend && op != uapi.WRSendWithImm {
@@ -228,7 +228,7 @@ func (u *user) poll() (wc uapi.WC) {
 	return wc
 }
 
-// expectError tests that the queue pair is in ERR. With a relay it may be a little later.
+// expectError tests that the queue pair is in ERR. With a relay, the state may change a little later.
 func (u *user) expectError() {
 	u.t.Helper()
 	if relayed != nil {
@@ -254,7 +254,7 @@ func (u *user) expect(want ...uapi.WC) {
 
 var userCap = ib.QPCap{MaxSendWR: 10, MaxRecvWR: 10, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInlineData: 100}
 
-// TestUserQueues talks to the driver through shared memory, as the library of rxe does.
+// TestUserQueues uses the driver through shared memory, like the rxe library.
 func TestUserQueues(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -274,12 +274,13 @@ func TestUserQueues(t *testing.T) {
 			t.Errorf("%s queue: %d bytes, 2^%d a slot, mask %#x", c.name, len(c.q.mem), c.q.shift(), c.q.mask())
 		}
 	}
-	// What the library checks itself must be granted.
+	// The device must give the capacities that the library checks.
 	if init.MaxSendSGE < 2 || init.MaxInlineData < 100 || init.MaxInlineData > 16*init.MaxSendSGE || init.MaxRecvSGE < 2 {
-		t.Errorf("granted %+v", init)
+		t.Errorf("capacities: got %+v", init)
 	}
 
-	// A thread that carries a late acknowledgement looks at the send queue as well: it is kept out while this one looks.
+	// A thread with a late acknowledgement also reads the send queue. It is excluded while this thread reads the
+	// queue.
 	q := qpOf(u.qp)
 	fill(b.a.buf, 1)
 	for i := range 40 { // around the rings several times
@@ -296,7 +297,7 @@ func TestUserQueues(t *testing.T) {
 		u.doorbell()
 		u.expect(uapi.WC{WRID: uint64(i), Opcode: uapi.WCSend, ByteLen: 700})
 		if _, some := q.Posted(); some {
-			t.Fatal("Posted sees what was processed")
+			t.Fatal("Posted reports a processed request")
 		}
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 700})
 		if !bytes.Equal(b.b.buf[:700], b.a.buf[i:i+700]) {
@@ -318,7 +319,7 @@ func TestUserQueues(t *testing.T) {
 	testutil.Eventually(t, "the send queue is empty", func() bool { return u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) })
 }
 
-// TestUserError: what is posted to a queue pair in error without a doorbell is flushed in a while.
+// TestUserError tests that requests that are posted in ERR without a doorbell are flushed after a while.
 func TestUserError(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -331,8 +332,8 @@ func TestUserError(t *testing.T) {
 	u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr})
 }
 
-// TestUserErrorIdle: a queue pair in error to which nothing is posted is looked at less and less often, and what is
-// posted then is flushed all the same.
+// TestUserErrorIdle tests that the checks of an idle queue pair in ERR become rare, and that later requests are
+// flushed nevertheless.
 func TestUserErrorIdle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{shortcut: true})
@@ -370,7 +371,7 @@ func TestUserErrorIdle(t *testing.T) {
 	})
 }
 
-// TestSilence: on a device that is silent programs get no completions, not even flush errors, and consumers in the
+// TestSilence tests that programs get no completions from a silent device, not even flush errors. Consumers in the
 // process do.
 func TestSilence(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -392,7 +393,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestUserErrorOfHungDevice: so it is when a timeout has passed while the hardware did nothing.
+// TestUserErrorOfHungDevice is TestUserError after a timeout has passed on hung hardware.
 func TestUserErrorOfHungDevice(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{net: simnet.Config{Latency: 5 * time.Microsecond}})
@@ -411,7 +412,7 @@ func TestUserErrorOfHungDevice(t *testing.T) {
 	})
 }
 
-// TestUserAbuse writes into the rings what no library would.
+// TestUserAbuse writes values into the rings that no library would write.
 func TestUserAbuse(t *testing.T) {
 	put := func(b []byte, at int, v uint32) []byte {
 		binary.NativeEndian.PutUint32(b[at:], v)
@@ -425,7 +426,7 @@ func TestUserAbuse(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		abuse  func(u *user)
-		status uapi.WCStatus // of work request 1; success: nothing at all may come
+		status uapi.WCStatus // work request 1; success: there must be no completion
 	}{
 		{"num_sge", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, 0), numSGE, 1<<31)) }, uapi.WCLocQPOpErr},
 		{"num_sge one too many", func(u *user) {
@@ -473,7 +474,7 @@ func TestUserAbuse(t *testing.T) {
 			} else if wc, ok := u.cqueue.poll(); ok && c.name != "geometry" {
 				t.Errorf("completion %+v", wc)
 			}
-			// The other end, and the device, live on.
+			// The other end and the device still work.
 			for _, n := range []*node{b.a, b.b} {
 				check(t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 				for wc := make([]ib.WC, 8); ; {
@@ -491,8 +492,8 @@ func TestUserAbuse(t *testing.T) {
 // LibraryFault implements ib.LibraryFaulter.
 func (p *program) LibraryFault(fault ib.LibraryFault) { p.faults[fault].Add(1) }
 
-// TestUserLosesLength posts as wr_set_inline_data_list of rdma-core v34 to v63 does: with data, and without their
-// length.
+// TestUserLosesLength posts like wr_set_inline_data_list of rdma-core v34 to v63: with data, but without the length
+// of the data.
 func TestUserLosesLength(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -508,7 +509,7 @@ func TestUserLosesLength(t *testing.T) {
 		id++
 		return u.faults[ib.LengthLost].Load() - before
 	}
-	lost := func() []byte { // the first of them has one byte of data
+	lost := func() []byte { // the first slot has one byte of data
 		w := u.wqe(id, uapi.WRSend, uapi.SendSignaled)
 		return append(w, "inline data"[:1+id%11]...)
 	}
@@ -532,7 +533,7 @@ func TestUserLosesLength(t *testing.T) {
 			}
 		}
 	}
-	// In a slot that was used before, old data do not belong to an empty message.
+	// Old data in a reused slot do not belong to an empty message.
 	for range slots {
 		if got := send(u.wqe(id, uapi.WRSend, uapi.SendSignaled), 0); got != 0 {
 			t.Errorf("an empty message in a used slot: reported %d times", got)
@@ -540,8 +541,8 @@ func TestUserLosesLength(t *testing.T) {
 	}
 }
 
-// TestUserOverconsumes drains the completion queue as the provider of rdma-core v34 to v54 does: when it has found the
-// end, it counts one more.
+// TestUserOverconsumes drains the completion queue like the provider of rdma-core v34 to v54: at the end it counts
+// one completion too many.
 func TestUserOverconsumes(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -552,7 +553,7 @@ func TestUserOverconsumes(t *testing.T) {
 			b.b.recv(1, 0, 8)
 			u.sq.post(u.wqe(id, uapi.WRSend, uapi.SendSignaled, b.a.sge(0, 8)...))
 			u.doorbell()
-			// The first completion of a round meets the index as the round before has left it.
+			// The first completion of a round meets the index that the round before has left.
 			u.expect(uapi.WC{WRID: id, Opcode: uapi.WCSend, ByteLen: 8})
 			b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 8})
 			id++
@@ -564,7 +565,7 @@ func TestUserOverconsumes(t *testing.T) {
 		atomic.StoreUint32(cons, (end+1)&u.cqueue.mask())
 		before := u.faults[ib.Overconsumed].Load()
 		switch round % 2 {
-		case 0: // who waits for events asks for one before it looks again
+		case 0: // a waiter requests an event before it polls again
 			if _, err := u.cq.ReqNotify(ib.NotifyNextComp); err != nil {
 				t.Fatal(err)
 			}
@@ -580,7 +581,7 @@ func TestUserOverconsumes(t *testing.T) {
 			t.Fatalf("round %d: reported %d times, want 1", round, got)
 		}
 	}
-	// Without a call in between, the next completion puts the index back.
+	// Without a call in between, the next completion repairs the index.
 	end := *cons
 	atomic.StoreUint32(cons, (end+1)&u.cqueue.mask())
 	b.b.recv(1, 0, 8)
@@ -593,7 +594,7 @@ func TestUserOverconsumes(t *testing.T) {
 	}
 }
 
-// TestUserScribbles has a program write random bytes into its rings while the engine works on them.
+// TestUserScribbles writes random bytes into the rings of a program while the engine works on them.
 func TestUserScribbles(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -628,7 +629,7 @@ func TestUserScribbles(t *testing.T) {
 	}
 }
 
-// TestUserTruncates: a program that takes the memory of its rings away ends its own queue pair, and nothing else.
+// TestUserTruncates removes the memory of a program's rings. Only the program's own queue pair must fail.
 func TestUserTruncates(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -663,7 +664,7 @@ func abandonPath(path string) error {
 	return ring.Abandon(f)
 }
 
-// TestAbandon: after the service has died the program gets a flush error for everything that was outstanding.
+// TestAbandon tests that after the death of the service the program gets a flush error for each outstanding request.
 func TestAbandon(t *testing.T) {
 	b := newBench(t, setup{})
 	u := newUser(b, userCap)
@@ -692,10 +693,10 @@ func TestAbandon(t *testing.T) {
 	if wc, ok := u.cqueue.poll(); ok {
 		t.Fatalf("one too many: %+v", wc)
 	}
-	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState)) // what has been done to the rings does no harm
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState)) // the changes of the rings do no harm
 }
 
-// TestAbandonManyAndResized: the directory has more than a page, and follows completion queues that move.
+// TestAbandonManyAndResized tests a directory of more than one page, and completion queues that have moved.
 func TestAbandonManyAndResized(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
