@@ -16,17 +16,17 @@ import (
 	"verbena/umem"
 )
 
-// queueWorld is two devices with a connection between them that is to be left in peace.
+// queueWorld is two devices with a connection between them. The fuzzed program must not affect the connection.
 type queueWorld struct {
 	*bench
 	round uint64
-	base  [2]string // what the devices hold between two rounds
+	base  [2]string // counts of the devices' objects between two rounds
 }
 
 func newQueueWorld(t testing.TB) *queueWorld {
 	t.Helper()
 	w := &queueWorld{bench: newBench(t, setup{shortcut: true})}
-	w.connect(conn{timeout: 18}) // a second: it must not fail by being slow
+	w.connect(conn{timeout: 18}) // a second, so that a slow machine does not cause a failure
 	fill(w.a.buf, 1)
 	fill(w.b.buf, 2)
 	w.base = w.objects()
@@ -37,7 +37,7 @@ func (w *queueWorld) objects() [2]string {
 	return [2]string{w.a.dev.IB().Objects().String(), w.b.dev.IB().Objects().String()}
 }
 
-// tenant is another consumer on a node's device: what it has is its own.
+// tenant returns another consumer on a node's device, with objects of its own.
 func (n *node) tenant(t testing.TB) *node {
 	t.Helper()
 	o := &node{t: t, dev: n.dev, mem: umem.NewLocal(), buf: make([]byte, 1<<14)}
@@ -61,7 +61,7 @@ func (n *node) evict() {
 	check(n.t, n.pd.Dealloc())
 }
 
-// check has the others send a message, and looks whether it, and nothing else, has arrived.
+// check sends a message between the others, and checks that it, and nothing else, has arrived.
 func (w *queueWorld) check(t testing.TB) {
 	t.Helper()
 	w.a.t, w.b.t = t, t
@@ -79,16 +79,16 @@ func (w *queueWorld) check(t testing.TB) {
 	}
 }
 
-// scripted is a program that does with its rings what a script says.
+// scripted is a program that executes a script on its rings.
 type scripted struct {
 	*user
 	w      *queueWorld
 	script []byte
 	rings  []userRing
-	shape  [][2]uint32 // of the rings: shift and mask
+	shape  [][2]uint32 // shift and mask of each ring
 }
 
-// mend puts the geometry back that the program itself goes by.
+// mend restores the geometry in the rings, which the program itself uses.
 func (s *scripted) mend() {
 	for i, q := range s.rings {
 		atomic.StoreUint32(q.word(0), s.shape[i][0])
@@ -112,7 +112,7 @@ func (s *scripted) word() (v uint32) {
 	return v
 }
 
-// value is a number that means something somewhere, or does not.
+// value returns a number, which may be a valid key or queue pair number.
 func (s *scripted) value() uint32 {
 	switch s.byte() % 8 {
 	case 0:
@@ -121,7 +121,7 @@ func (s *scripted) value() uint32 {
 		return 1 << (s.byte() & 31)
 	case 2:
 		return -uint32(s.byte())
-	case 3: // what is the others'
+	case 3: // keys and numbers of the others
 		return []uint32{s.w.a.mr.LKey(), s.w.b.mr.RKey(), s.w.a.qp.Num(), s.w.b.qp.Num()}[s.byte()%4]
 	case 4:
 		return s.b.b.mr.RKey()
@@ -129,7 +129,7 @@ func (s *scripted) value() uint32 {
 	return uint32(s.byte())
 }
 
-// sge is an element in node a's memory, or anywhere.
+// sge returns an element in the memory of node a, or anywhere.
 func (s *scripted) sge() ib.SGE {
 	e := ib.SGE{Addr: s.b.a.addr + uint64(s.byte())<<4, Length: uint32(s.byte()) << (s.byte() & 7), LKey: s.b.a.mr.LKey()}
 	if s.byte() > 240 {
@@ -141,7 +141,7 @@ func (s *scripted) sge() ib.SGE {
 	return e
 }
 
-// step is one thing that a program can do to its rings.
+// step executes one operation of a program on its rings.
 func (s *scripted) step() {
 	ring := s.rings[int(s.byte())%len(s.rings)]
 	what := s.byte() % 10
@@ -149,7 +149,7 @@ func (s *scripted) step() {
 		s.mend()
 	}
 	switch what {
-	case 0, 1: // a work request in order, perhaps damaged
+	case 0, 1: // a correct work request, perhaps damaged
 		var list []ib.SGE
 		for range s.byte() % 4 {
 			list = append(list, s.sge())
@@ -171,7 +171,7 @@ func (s *scripted) step() {
 		atomic.StoreUint32(ring.word(uapi.RXEQueueProducerOffset), s.value())
 	case 4:
 		atomic.StoreUint32(ring.word(uapi.RXEQueueConsumerOffset), s.value())
-	case 5: // anything anywhere, the geometry included
+	case 5: // any value anywhere, including the geometry
 		at := (int(s.byte())<<8 | int(s.byte())) % (len(ring.mem) / 4) * 4
 		atomic.StoreUint32(ring.word(at), s.value())
 	case 6:
@@ -185,7 +185,7 @@ func (s *scripted) step() {
 	}
 }
 
-// modify moves the program's queue pair, as far as it lets itself be moved.
+// modify changes the state of the program's queue pair, if the state allows it.
 func (s *scripted) modify() {
 	states := []ib.QPState{ib.QPReset, ib.QPErr, ib.QPSQD, ib.QPRTS}
 	_ = s.qp.Modify(ib.QPAttr{State: states[s.byte()%4]}, ib.QPAttrState)
@@ -195,7 +195,7 @@ func (s *scripted) modify() {
 	}
 }
 
-// run has a program live through a script.
+// run runs a program that executes a script.
 func (w *queueWorld) run(t testing.TB, script []byte) {
 	a, b := w.a.tenant(t), w.b.tenant(t)
 	defer a.evict()
@@ -216,10 +216,10 @@ func (w *queueWorld) run(t testing.TB, script []byte) {
 	s.doorbell()
 }
 
-// FuzzQueues has a program write into the rings that it shares with the driver: work requests more or less in order,
-// indices, geometry, anything, before, between and after doorbells, while its peer sends to it. Nothing may crash or
-// hang; what the program had must go away when it is destroyed; and others on the same devices, of whom it knows every
-// number, go on working with their memory as it was.
+// FuzzQueues writes into the rings that a program shares with the driver: more or less correct work requests,
+// indices, geometry and other values, before, between and after doorbells. At the same time the peer sends. Nothing
+// may crash or hang, and all objects of the program must end with it. Other consumers on the same devices, with
+// numbers that the program knows, must continue to work, with their memory unchanged.
 func FuzzQueues(f *testing.F) {
 	r := rand.New(rand.NewPCG(3, 3))
 	for range 24 {

@@ -14,8 +14,8 @@ import (
 	"verbena/roce"
 )
 
-// poison has every buffer that the engine takes from a pool from now on filled with a byte, as if another program's data had
-// been there.
+// poison fills every buffer that the engine takes from a pool from now on with a byte, like the data of another
+// program.
 func poison(t *testing.T, with byte, devs ...*Device) {
 	t.Helper()
 	fill := func(b []byte) {
@@ -47,11 +47,11 @@ func poison(t *testing.T, with byte, devs ...*Device) {
 // forgetPools empties all pools.
 func forgetPools() {
 	runtime.GC()
-	runtime.GC() // what the first has left is a victim of the second
+	runtime.GC() // the second removes the victims of the first
 }
 
-// TestNoResidue: what the engine sends, and stores in the memory of programs, does not depend on what was in the buffers that
-// it takes from its pools.
+// TestNoResidue tests that sent packets and stored data do not depend on the previous content of buffers from the
+// pools.
 func TestNoResidue(t *testing.T) {
 	for _, shortcut := range []bool{false, true} {
 		t.Run(fmt.Sprint(shortcut), func(t *testing.T) {
@@ -147,7 +147,7 @@ func testNoResidue(t *testing.T, shortcut bool) {
 			s.a, s.b = bytes.Clone(rc.a.buf), bytes.Clone(rc.b.buf)
 			for _, p := range rc.net.Packets()[n:] {
 				b := bytes.Clone(p.Data)
-				clear(b[9:12]) // the PSN, the MSN, and so the ICRC go on
+				clear(b[9:12]) // the PSN and the MSN advance, and so the ICRC changes
 				if k, err := roce.ParsePacket(b); err == nil && k.AETH() != nil {
 					clear(k.AETH()[1:])
 				}
@@ -167,11 +167,11 @@ func testNoResidue(t *testing.T, shortcut bool) {
 		}
 		for k := range x.packets {
 			if !bytes.Equal(x.packets[k], y.packets[k]) {
-				t.Errorf("%s: packet %d holds what was in a buffer before:\n%x\n%x", o.name, k, x.packets[k], y.packets[k])
+				t.Errorf("%s: packet %d holds old data of a buffer:\n%x\n%x", o.name, k, x.packets[k], y.packets[k])
 			}
 		}
 		if !bytes.Equal(x.a, y.a) || !bytes.Equal(x.b, y.b) {
-			t.Errorf("%s: what is stored depends on what was in a buffer before", o.name)
+			t.Errorf("%s: the stored data depends on old data of a buffer", o.name)
 		}
 		if fmt.Sprint(x.wc) != fmt.Sprint(y.wc) {
 			t.Errorf("%s: completions %v and %v", o.name, x.wc, y.wc)

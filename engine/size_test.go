@@ -15,12 +15,12 @@ import (
 	"verbena/umem"
 )
 
-// stamped is memory of any size that takes no room: each buffer that is read out of it starts with its own place, which
-// is checked in what is stored into it. Both sides of a message name it by the same addresses.
+// stamped is memory of any size that takes no room. Each buffer that is read from it starts with its own address.
+// Each store checks that address. Both sides of a message use the same addresses.
 type stamped struct {
 	t       testing.TB
-	next    uint64 // where the next store is to begin
-	touched uint64 // bytes
+	next    uint64 // address of the next store
+	touched uint64 // stored bytes
 }
 
 func (s *stamped) Check(addr, length uint64, write bool) error { return nil }
@@ -38,7 +38,7 @@ func (s *stamped) ReadV(dst [][]byte, addr uint64) error {
 func (s *stamped) WriteV(src [][]byte, addr uint64) error {
 	for _, b := range src {
 		if len(b) >= 8 && binary.NativeEndian.Uint64(b) != addr {
-			s.t.Errorf("at %#x is what belongs to %#x", addr, binary.NativeEndian.Uint64(b))
+			s.t.Errorf("stored at %#x: got the data of %#x", addr, binary.NativeEndian.Uint64(b))
 			return umem.ErrFault
 		}
 		if addr != s.next {
@@ -51,7 +51,7 @@ func (s *stamped) WriteV(src [][]byte, addr uint64) error {
 	return nil
 }
 
-// TestLongestMessage moves 2 GiB in one message, and refuses a byte more.
+// TestLongestMessage moves 2 GiB in one message, and tests that one byte more is refused.
 func TestLongestMessage(t *testing.T) {
 	const size = maxMsgSize
 	for _, c := range []struct {
@@ -77,7 +77,7 @@ func TestLongestMessage(t *testing.T) {
 			mine, peers = to, from
 		}
 		local, remote := reg(b.a, mine), reg(b.b, peers)
-		// In two elements, since one has a length of 32 bits with room to spare and the sum is what counts.
+		// Use two elements: the length of one element has 32 bits, more than needed, and the sum is checked.
 		sgl := func(n uint32) []ib.SGE {
 			return []ib.SGE{{Addr: 0, Length: 1 << 30, LKey: local.LKey()}, {Addr: 1 << 30, Length: n - 1<<30,
 				LKey: local.LKey()}}
@@ -105,7 +105,7 @@ func TestLongestMessage(t *testing.T) {
 	}
 }
 
-// TestManyElements gathers from 32 places and scatters to 32 others, of all lengths, and refuses more.
+// TestManyElements gathers from 32 places and scatters to 32 others, of all lengths, and tests that more are refused.
 func TestManyElements(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
@@ -179,7 +179,7 @@ func TestManyElements(t *testing.T) {
 	})
 }
 
-// TestInlineLimits sends inline data of every length that a queue pair takes, and refuses more.
+// TestInlineLimits sends inline data of every length that a queue pair accepts, and tests that more are refused.
 func TestInlineLimits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, c := range []struct{ asked, sges uint32 }{{0, 0}, {1, 0}, {16, 1}, {17, 1}, {100, 4}, {maxInline, 1}, {0,
@@ -189,7 +189,7 @@ func TestInlineLimits(t *testing.T) {
 			b.connect(conn{mtu: ib.MTU256})
 			limit := b.a.qp.Init().Cap.MaxInlineData
 			if limit < c.asked || limit > maxInline {
-				t.Fatalf("asked for %d bytes inline, granted %d", c.asked, limit)
+				t.Fatalf("asked for %d bytes inline: got %d", c.asked, limit)
 			}
 			for n := uint32(0); n <= limit; n += max(1, limit/7) {
 				data := make([]byte, n)
@@ -209,14 +209,14 @@ func TestInlineLimits(t *testing.T) {
 			}
 			if k, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte,
 				limit+1)}); k != 0 || !errors.Is(err, syscall.EINVAL) {
-				t.Errorf("%d bytes inline where %d are granted: %d taken, %v", limit+1, limit, k, err)
+				t.Errorf("post %d bytes inline, at most %d: %d taken, %v", limit+1, limit, k, err)
 			}
 			b.close()
 		}
 	})
 }
 
-// TestFenceAnswered: a fence waits for every kind of request that is answered, and for nothing else.
+// TestFenceAnswered tests that a fence waits for every kind of request with a response, and for no other request.
 func TestFenceAnswered(t *testing.T) {
 	for _, c := range []struct {
 		op    ib.WROpcode
@@ -253,8 +253,8 @@ func TestFenceAnswered(t *testing.T) {
 	}
 }
 
-// TestRoomForManyUsers: a device holds more queue pairs than it says there can be, so that users at their limits leave
-// room for others, and making one does not take longer because there are many.
+// TestRoomForManyUsers creates more queue pairs than the device advertises for a program. Users at their limits must
+// leave room for others. The time per queue pair must not grow with their number.
 func TestRoomForManyUsers(t *testing.T) {
 	if raceEnabled {
 		t.Skip("one thread makes them; make unit runs it once more without the race detector")
@@ -279,7 +279,7 @@ func TestRoomForManyUsers(t *testing.T) {
 	}
 	numbers := map[uint32]bool{}
 	qps := make([]*ib.QP, 0, n)
-	var took [2]time.Duration // of 1000, among few and among many
+	var took [2]time.Duration // for 1000 queue pairs, at the begin and at the end
 	for i := range n {
 		began := time.Now()
 		u := (*ib.Udata)(nil)

@@ -18,14 +18,14 @@ import (
 	"verbena/umem"
 )
 
-// shared is a shared receive queue on node b with queue pairs of b connected to as many of a.
+// shared is a shared receive queue on node b. Queue pairs of b use it, each connected to a queue pair of a.
 type shared struct {
 	*bench
 	srq    *ib.SRQ
-	at, to []*ib.QP // of a, of b
+	at, to []*ib.QP // queue pairs of a and of b
 }
 
-// TestSRQCreate: a limit does not count when a queue is made, nor the size of a receive queue beside it.
+// TestSRQCreate tests that creation ignores the limit, and the size of a receive queue beside a shared one.
 func TestSRQCreate(t *testing.T) {
 	b := newBench(t, setup{})
 	srq, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1, Limit: 3}})
@@ -45,7 +45,7 @@ func TestSRQCreate(t *testing.T) {
 	check(t, srq.Destroy())
 }
 
-// newShared makes queue pairs of a type, those of b with a shared receive queue in the domain pd, and brings them up.
+// newShared creates pairs of connected queue pairs. Those of b have a shared receive queue in the domain pd.
 func newShared(t *testing.T, s setup, pairs int, pd *ib.PD, c conn) *shared {
 	t.Helper()
 	x := &shared{bench: newBench(t, s)}
@@ -99,7 +99,7 @@ func (x *shared) send(i int, off, length int) {
 	}
 }
 
-// TestSRQServices: queue pairs of every service with a receive queue share it.
+// TestSRQServices tests that queue pairs of every service with receive queues share the queue.
 func TestSRQServices(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
 		for _, shortcut := range []bool{true, false} {
@@ -142,7 +142,7 @@ func TestSRQServices(t *testing.T) {
 	}
 }
 
-// TestSRQEmpty: a sender waits while the queue is empty, and goes on when there is a receive.
+// TestSRQEmpty tests that a sender waits while the queue is empty, and continues when there is a receive.
 func TestSRQEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newShared(t, setup{}, 1, nil, conn{})
@@ -160,7 +160,8 @@ func TestSRQEmpty(t *testing.T) {
 	})
 }
 
-// TestSRQDomain: what a receive names is looked up in the domain of the queue, not of the queue pair.
+// TestSRQDomain tests that the keys of a receive are valid in the domain of the queue, and not in that of the queue
+// pair.
 func TestSRQDomain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, setup{})
@@ -191,8 +192,8 @@ func TestSRQDomain(t *testing.T) {
 	})
 }
 
-// TestSRQError: a queue pair in error flushes the receive that it has taken, leaves the rest to the others, and tells
-// once that it takes no more.
+// TestSRQError tests that a queue pair in ERR flushes the receive that it has taken, leaves the rest to the others,
+// and reports once that it takes no more.
 func TestSRQError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newShared(t, setup{}, 2, nil, conn{})
@@ -200,7 +201,7 @@ func TestSRQError(t *testing.T) {
 		fill(x.a.buf, 1)
 		x.recv(1, 0, 2000)
 		x.recv(2, 2000, 1000)
-		// The first message is of two packets, of which the second gets lost for good.
+		// The first message has two packets. Every transmission of the second is lost.
 		x.net.SetFilter(func(p *simnet.Packet) bool { return !roce.BTH(p.Data).Opcode().Has(roce.FlagLast) })
 
 		big := ib.SendWR{ID: 7, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 1500)}
@@ -222,11 +223,12 @@ func TestSRQError(t *testing.T) {
 		if got := x.b.raised(); !slices.Equal(got, []ib.EventType{ib.EventQPLastWQEReached}) {
 			t.Errorf("events %v", got)
 		}
-		x.a.poll(2) // of the message that got through, and the one that did not
+		x.a.poll(2) // the successful and the failed message
 	})
 }
 
-// TestSRQResize: what waits stays in order, and what does not fit is refused.
+// TestSRQResize tests that the receives in the queue stay in order, and that a queue that is too small for them is
+// refused.
 func TestSRQResize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newShared(t, setup{}, 1, nil, conn{})
@@ -268,8 +270,8 @@ func TestSRQResize(t *testing.T) {
 	})
 }
 
-// TestSRQUser: a program posts into the memory of its queue, finds the one that has been resized where it is told, and
-// does no more harm than to itself.
+// TestSRQUser posts into the memory of a program's queue, resizes the queue, and finds the new one at the reported
+// location. The program can harm only itself.
 func TestSRQUser(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	p := newProgram(t)
@@ -327,7 +329,7 @@ func TestSRQUser(t *testing.T) {
 	if err := ibuser.ModifySRQ(s, ib.SRQAttr{MaxWR: 10}, ib.SRQAttrMaxWR, data); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("the place of the queue at a wild address: %v", err)
 	}
-	// Indices that lie, and more elements than a receive has: an error for who posted it, and no crash.
+	// Post wrong indices, and more elements than a receive has. The owner gets an error, and nothing crashes.
 	atomic.StoreUint32(q.word(uapi.RXEQueueConsumerOffset), 0xfffffff0)
 	bad := wqe(7)
 	bad[uapi.RXERecvWQEDMAOffset+12] = 200
@@ -337,7 +339,7 @@ func TestSRQUser(t *testing.T) {
 		t.Errorf("%+v", wc)
 	}
 	b.a.poll(1)
-	// The memory itself goes.
+	// Remove the memory of the queue.
 	check(t, p.file.Truncate(0))
 	var w recvWQE
 	if _, taken := srqOf(s).take(&w); taken {

@@ -13,7 +13,7 @@ import (
 	"verbena/link"
 )
 
-// tracedEvents returns the trace of a node's queue pair, a line for each event.
+// tracedEvents returns the trace of a node's queue pair, one line for each event.
 func (n *node) tracedEvents(t *testing.T) (lines []string) {
 	t.Helper()
 	tr, err := n.dev.QPTrace(n.qp.Num())
@@ -94,7 +94,7 @@ func TestTraceOfFailure(t *testing.T) {
 	})
 }
 
-// TestErrorStateComesFirst: who sees the completion of a failure finds the queue pair in the state that it leads to.
+// TestErrorStateComesFirst tests that the error state precedes the completion of a failure.
 func TestErrorStateComesFirst(t *testing.T) {
 	for _, c := range []struct {
 		name, completion string
@@ -131,7 +131,8 @@ func TestErrorStateComesFirst(t *testing.T) {
 	}
 }
 
-// TestTraceIsBounded: a trace has the latest events, and says how many are lost; so many queue pairs are traced and no more.
+// TestTraceIsBounded tests that a trace keeps the latest events and counts the lost ones, and tests the limit of
+// traced queue pairs.
 func TestTraceIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{})
@@ -201,15 +202,15 @@ func TestQPStatuses(t *testing.T) {
 	qp := qpOf(b.a.qp)
 	lane := qp.lane
 	lane.stall()
-	takeRun(qp) // by a pass that is stopped in the program's memory
+	takeRun(qp) // like a pass that is blocked in the program's memory
 	if s := find(b.a); !s.Slow || s.MTU != 0 {
-		t.Errorf("of a program whose memory does not answer: %+v", s)
+		t.Errorf("status of an unresponsive program: %+v", s)
 	}
 	if err := b.a.dev.TraceQP(b.a.qp.Num(), true); !errors.Is(err, syscall.EAGAIN) {
-		t.Errorf("trace of a program whose memory does not answer: %v", err)
+		t.Errorf("trace of an unresponsive program: %v", err)
 	}
 	if n := len(qp.events.list); n != 0 {
-		t.Errorf("of those that gave up: %d events are left", n)
+		t.Errorf("%d events are left, want 0", n)
 	}
 	qp.activity.state.Store(resting)
 	lane.resume()
@@ -217,7 +218,7 @@ func TestQPStatuses(t *testing.T) {
 	lane.until = time.Time{}
 	lane.mu.Unlock()
 	if !lane.recovered() {
-		t.Error("the lane is still slow")
+		t.Error("the program is still slow")
 	}
 }
 
