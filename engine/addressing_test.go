@@ -29,15 +29,15 @@ func ips(list ...string) (a []netip.Addr) {
 	return a
 }
 
-// iface is an interface that is up.
+// iface returns an interface that is up.
 func iface() netdev.Interface {
 	return netdev.Interface{Name: "eth0", Index: 2, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, MTU: 1500, Up: true,
 		Running: true}
 }
 
-const eth0LinkLocal = "fe80::ff:fe00:1%eth0" // of its MAC address
+const eth0LinkLocal = "fe80::ff:fe00:1%eth0" // derived from the MAC address
 
-// host is a device on an interface that changes.
+// host is a device on an interface that can change.
 type host struct {
 	t      *testing.T
 	net    *simnet.Net
@@ -75,7 +75,7 @@ func (h *host) close() {
 	check(h.t, h.dev.Close())
 }
 
-// happened are the events since the last call.
+// happened returns the events since the last call.
 func (h *host) happened() []string {
 	synctest.Wait()
 	h.mu.Lock()
@@ -85,7 +85,7 @@ func (h *host) happened() []string {
 	return e
 }
 
-// gids are the addresses of the table by place, "" for an empty entry.
+// gids returns the addresses in the table by index, "" for an empty entry.
 func (h *host) gids() []string {
 	h.t.Helper()
 	var list []string
@@ -109,7 +109,7 @@ func (h *host) gids() []string {
 	return list
 }
 
-// The GID table and the events, step by step.
+// TestSetInterface tests the GID table and the events, step by step.
 func TestSetInterface(t *testing.T) {
 	const def = "fe80::ff:fe00:1"
 	type step struct {
@@ -210,7 +210,8 @@ func TestSetInterface(t *testing.T) {
 	})
 }
 
-// An address that somebody else has is left out, said once, and taken when it has become free.
+// TestSetInterfaceTaken tests an address that another program has bound: it is omitted, logged once, and used when
+// free.
 func TestSetInterfaceTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, "10.0.0.1")
@@ -229,12 +230,12 @@ func TestSetInterfaceTaken(t *testing.T) {
 		if !h.dev.SetInterface(iface(), ips("10.0.0.1", "10.0.0.2")) || len(h.gids()) != 3 {
 			t.Errorf("GIDs are %q", h.gids())
 		}
-		// What the device has given up is free.
+		// An address that the device has released is free.
 		h.dev.SetInterface(iface(), ips("10.0.0.2"))
 		again, err := h.net.Listen(netip.MustParseAddr("10.0.0.1"), nil)
 		check(t, err)
 		check(t, again.Close())
-		// An empty entry is no source.
+		// An empty entry is no valid source.
 		gid := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.7"))
 		_, err = resolve(h.dev, &ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid, SGIDIndex: 1}})
 		if !errors.Is(err, syscall.EINVAL) {
@@ -243,7 +244,8 @@ func TestSetInterfaceTaken(t *testing.T) {
 	})
 }
 
-// No entry of the table ever moves, whatever comes and goes, and the table says what there is.
+// TestSetInterfaceRandom tests that the table matches the addresses after random changes, and that no entry ever
+// moves.
 func TestSetInterfaceRandom(t *testing.T) {
 	n := 4
 	if raceEnabled {
@@ -299,7 +301,8 @@ func TestSetInterfaceRandom(t *testing.T) {
 	}
 }
 
-// A connection does not survive that its address goes for longer than its retries last, and survives a shorter absence.
+// TestAddressLost tests that a connection fails if its address is missing for longer than the retries last, and
+// survives a shorter absence.
 func TestAddressLost(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, end := range []string{"address of the sender", "address of the receiver", "link of the sender",
@@ -346,7 +349,7 @@ func TestAddressLost(t *testing.T) {
 	})
 }
 
-// slowNetwork has Listen at one address wait.
+// slowNetwork delays Listen at one address.
 type slowNetwork struct {
 	*simnet.Net
 	at      netip.Addr
@@ -362,7 +365,7 @@ func (n *slowNetwork) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, e
 	return n.Net.Listen(addr, r)
 }
 
-// A device that is closed while its addresses change leaves them to the next one.
+// TestCloseDuringChange closes a device during a change of its addresses. The next device can use the addresses.
 func TestCloseDuringChange(t *testing.T) {
 	network := &slowNetwork{Net: simnet.New(simnet.Config{}), at: ips("10.0.0.2")[0], entered: make(chan int),
 		release: make(chan int)}
@@ -374,7 +377,7 @@ func TestCloseDuringChange(t *testing.T) {
 	wg.Go(func() { d.SetInterface(iface(), ips("10.0.0.1", "10.0.0.2")) })
 	<-network.entered
 	closed := make(chan error, 1)
-	testutil.WaitBlocked(t, func() { closed <- d.Close() }) // it must not leave the Fabric before the change is over
+	testutil.WaitBlocked(t, func() { closed <- d.Close() }) // Close must not leave the Fabric before the end of the change
 	close(network.release)
 	wg.Wait()
 	check(t, <-closed)

@@ -17,13 +17,13 @@ import (
 	"verbena/umem"
 )
 
-// unsteady is memory that goes away, or that is slow.
+// unsteady is memory that can be unmapped, or slow.
 type unsteady struct {
 	*umem.Local
 	gone    atomic.Bool
 	blocks  atomic.Bool
-	blocked atomic.Bool   // an access does
-	block   chan struct{} // it waits for this
+	blocked atomic.Bool   // an access waits for block
+	block   chan struct{} // closed to end the waits of accesses
 }
 
 func (u *unsteady) access() error {
@@ -51,7 +51,7 @@ func (u *unsteady) WriteV(src [][]byte, addr uint64) error {
 	return u.Local.WriteV(src, addr)
 }
 
-// register makes a region of n's buffer whose memory is unsteady.
+// register registers n's buffer as unsteady memory.
 func register(n *node) (*unsteady, *ib.MR) {
 	n.t.Helper()
 	u := &unsteady{Local: n.mem, block: make(chan struct{})}
@@ -60,13 +60,13 @@ func register(n *node) (*unsteady, *ib.MR) {
 	return u, mr
 }
 
-// TestMemoryGone: memory that a process has unmapped since it registered it is a protection error at whichever
-// end it is; nothing completes well without its data.
+// TestMemoryGone unmaps registered memory. Each end must report a protection error, and no request may succeed
+// without its data.
 func TestMemoryGone(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		op               ib.WROpcode
-		atA              bool // whose memory is gone
+		atA              bool // the memory of a is gone, not that of b
 		sender, receiver ib.WCStatus
 		refused          bool // a request that the receiver refuses follows
 	}{
@@ -132,8 +132,8 @@ func TestMemoryGone(t *testing.T) {
 	}
 }
 
-// TestRevocationWaits: whatever ends the rights of a key returns, or completes, when no access is in flight any more.
-// In real time: who waits for an access waits for a lock.
+// TestRevocationWaits tests that the end of a key's rights waits until no access is in flight. The test runs in real
+// time, because a revocation waits for a lock.
 func TestRevocationWaits(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -168,7 +168,7 @@ func TestRevocationWaits(t *testing.T) {
 	}
 }
 
-// slowNet is a network whose Send takes until it is let go.
+// slowNet is a network whose Send blocks until the gate opens.
 type slowNet struct {
 	*simnet.Net
 	slow atomic.Bool
@@ -192,7 +192,7 @@ func (e slowEndpoint) Send(t *link.Train) error {
 	return e.Endpoint.Send(t)
 }
 
-// TestDestroyWaits: Destroy returns when no thread sends for the queue pair any more.
+// TestDestroyWaits tests that Destroy waits until no thread sends for the queue pair.
 func TestDestroyWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		net := &slowNet{Net: simnet.New(simnet.Config{}), gate: make(chan struct{})}
@@ -225,7 +225,7 @@ func TestDestroyWaits(t *testing.T) {
 	})
 }
 
-// TestEgressCut: what could not be sent stays, in order.
+// TestEgressCut tests that the unsent trains stay, in order.
 func TestEgressCut(t *testing.T) {
 	trains := make([]*train, 5)
 	for i := range trains {
@@ -252,7 +252,7 @@ func TestBuilderCut(t *testing.T) {
 	}
 }
 
-// TestBuilderCutBack takes packets back from the open train, and from trains in the egress queue.
+// TestBuilderCutBack removes packets from the open train and from trains in the egress queue.
 func TestBuilderCutBack(t *testing.T) {
 	makeOf := func(packets int) *train {
 		tr := &train{packets: packets}
@@ -293,8 +293,8 @@ func TestBuilderCutBack(t *testing.T) {
 	}
 }
 
-// TestZeroBased: in a zero-based region addresses count from its first byte, wherever that lies in its page, for local
-// and remote keys and for windows.
+// TestZeroBased tests that addresses in a zero-based region count from its first byte, at any offset in a page, for
+// local and remote keys and for windows.
 func TestZeroBased(t *testing.T) {
 	const off, size = 100, 5000
 	for _, onDemand := range []ib.AccessFlags{0, ib.AccessOnDemand} {

@@ -19,7 +19,7 @@ import (
 	"verbena/umem"
 )
 
-// brittleSpace is memory whose access panics when it is told to.
+// brittleSpace is memory with an access that panics on request.
 type brittleSpace struct {
 	*umem.Local
 	broken atomic.Bool
@@ -39,8 +39,7 @@ func (s *brittleSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.Local.WriteV(src, addr)
 }
 
-// couple is a consumer with two queue pairs on one device, which are connected with each other, for as long as the
-// device is there.
+// couple is a consumer with two connected queue pairs on one device, for the lifetime of the device.
 type couple struct {
 	t     *testing.T
 	space brittleSpace
@@ -80,7 +79,7 @@ func (c *couple) remove(*ib.Device, any) {
 	check(c.t, c.pd.Dealloc())
 }
 
-// write writes from the first queue pair's memory to the second's.
+// write writes from the memory of the first queue pair to the memory of the second.
 func (c *couple) write() error {
 	_, err := c.qps[0].PostSend(ib.SendWR{
 		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}},
@@ -89,8 +88,8 @@ func (c *couple) write() error {
 	return err
 }
 
-// TestPanic: a panic of the engine, on whichever thread, makes the device fail; it is reset, although the lock of a
-// queue pair stays locked, and works again.
+// TestPanic tests that a panic of the engine on any thread makes the device fail. After a reset the device works
+// again, even though the lock of a queue pair stays locked.
 func TestPanic(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -115,14 +114,14 @@ func TestPanic(t *testing.T) {
 			qp.Doorbell(nil)
 		}},
 		{"receive", false, func(c *couple) {
-			// Inline, so that only the receiver touches memory.
+			// The data is inline, so that only the receiver accesses memory.
 			c.space.broken.Store(true)
 			_, err := c.qps[0].PostSend(ib.SendWR{
 				ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: c.addr, RKey: c.mr.RKey(),
 			})
 			check(c.t, err)
 		}},
-		{"take", false, func(c *couple) { // the same, on the thread that sends
+		{"take", false, func(c *couple) { // the same on the sending thread
 			c.space.broken.Store(true)
 			_, err := c.qps[0].PostSend(ib.SendWR{
 				ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: c.addr, RKey: c.mr.RKey(),
@@ -132,7 +131,7 @@ func TestPanic(t *testing.T) {
 			}
 		}},
 		{"timer", false, func(c *couple) {
-			// Nobody answers, so that it is sent again.
+			// Without a receiver there is no answer, and the request is sent again.
 			c.dev.qps.set(c.qps[1].Num()&(maxQPSlot-1), nil)
 			check(c.t, c.write())
 			c.space.broken.Store(true)
@@ -193,7 +192,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestPanicWithoutRecover: without Config.Recover a panic is the caller's.
+// TestPanicWithoutRecover tests that a panic reaches the caller without Config.Recover.
 func TestPanicWithoutRecover(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	p := b.a.dev.begin(false)
@@ -209,13 +208,13 @@ func TestPanicWithoutRecover(t *testing.T) {
 	}()
 }
 
-// TestFailedDeviceFreesSenders: a queue pair of another device does not wait for trains that a failed device will never
-// receive.
+// TestFailedDeviceFreesSenders tests that a queue pair of another device does not wait for trains that a failed
+// device will never receive.
 func TestFailedDeviceFreesSenders(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	from, to := qpOf(b.a.qp), qpOf(b.b.qp)
-	takeRun(to) // as a panic leaves it
+	takeRun(to) // the state after a panic
 	for i := range maxHanded {
 		b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"),
 			RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
@@ -233,14 +232,14 @@ func TestFailedDeviceFreesSenders(t *testing.T) {
 	}
 }
 
-// TestFailedDeviceDoesNotHang: of a device that has failed, and has left locks behind, every method of a queue pair
-// returns.
+// TestFailedDeviceDoesNotHang tests that every method of a queue pair returns after its device has failed and left
+// locks behind.
 func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	x := newSilentProgram(b, ib.QPTypeRC)
 	qp := qpOf(x.qps[0])
-	takeRun(qp) // as a panic leaves it
+	takeRun(qp) // the state after a panic
 	done := make(chan struct{})
 	testutil.WaitBlocked(t, func() {
 		defer close(done)

@@ -19,8 +19,8 @@ import (
 	"verbena/roce"
 )
 
-// TestGIDTable: the default GID comes first, then IPv4, then IPv6; an address that is the default GID is not
-// listed twice.
+// TestGIDTable tests the order of the table: the default GID, then IPv4, then IPv6. An address that is also the
+// default GID has only one entry.
 func TestGIDTable(t *testing.T) {
 	net := simnet.New(simnet.Config{})
 	addr := netip.MustParseAddr
@@ -99,7 +99,7 @@ func TestPort(t *testing.T) {
 	}
 }
 
-// TestNewErrors: what cannot be made leaves nothing behind.
+// TestNewErrors makes New fail for each reason, and tests that a failed New leaves nothing behind.
 func TestNewErrors(t *testing.T) {
 	net := simnet.New(simnet.Config{})
 	fabric := &Fabric{}
@@ -135,7 +135,7 @@ func TestNewErrors(t *testing.T) {
 	}
 }
 
-// TestModifyErrors lists values that Modify refuses, and that it changes nothing then.
+// TestModifyErrors passes invalid values to Modify, and tests that a failed Modify changes nothing.
 func TestModifyErrors(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -223,7 +223,7 @@ func TestCreateQPErrors(t *testing.T) {
 	})
 }
 
-// TestDrain: in SQD what has begun is finished, what has not waits, and the consumer is told in between.
+// TestDrain tests SQD: requests in flight complete, later ones wait, and the consumer gets an event in between.
 func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{net: simnet.Config{Latency: time.Millisecond}})
@@ -251,8 +251,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestFence: a fenced request is not sent before the responses to earlier RDMA READs are here; without the fence
-// it is.
+// TestFence tests that a fenced request is not sent before the responses to earlier RDMA READs have arrived. Without
+// a fence it is.
 func TestFence(t *testing.T) {
 	for _, fence := range []ib.SendFlags{0, ib.SendFence} {
 		bubble(t, func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// TestReadLimit: no more RDMA READ requests are outstanding than were allowed, and a long one is asked for in parts.
+// TestReadLimit tests that no more RDMA READ requests are in flight than allowed, and that a long READ is split.
 func TestReadLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{bufLen: 1 << 20, net: simnet.Config{Latency: time.Millisecond, Record: true}})
@@ -304,7 +304,7 @@ func TestReadLimit(t *testing.T) {
 	})
 }
 
-// TestSocketFull: a socket without room delays, and nothing else.
+// TestSocketFull tests that a socket without room only causes a delay.
 func TestSocketFull(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{bufLen: 1 << 20, net: simnet.Config{Bandwidth: 100 << 20, SendBuffer: 70_000}})
@@ -325,9 +325,9 @@ func TestSocketFull(t *testing.T) {
 	})
 }
 
-// TestLastAnswer: what a queue pair has accepted it acknowledges, also when its consumer destroys it as soon as it sees
-// the receive complete, before the answer has left: otherwise the peer would see its last request fail. Hardware that
-// has stopped meanwhile sends nothing.
+// TestLastAnswer destroys a queue pair as soon as its consumer sees the receive complete, before the acknowledgement
+// has been sent. The acknowledgement must be sent nevertheless, because the peer's last request would fail. Stopped
+// hardware sends nothing.
 func TestLastAnswer(t *testing.T) {
 	for _, c := range []struct {
 		hang    bool
@@ -340,7 +340,7 @@ func TestLastAnswer(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		b.connect(conn{timeout: c.timeout, retry: 1})
 		qp := b.b.dev.qp(b.b.qp.Num())
-		takeRun(qp) // this thread runs it, and has not got to the answer when the consumer destroys it
+		takeRun(qp) // this thread runs the queue pair, and has not sent the answer when the consumer destroys it
 		b.b.recv(1, 0, 100)
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(0, 60), Flags: ib.SendSignaled})
 		p := b.b.dev.begin(true)
@@ -370,8 +370,8 @@ func TestLastAnswer(t *testing.T) {
 	}
 }
 
-// TestStale: packets from an address that is not the peer's, of another partition, or for a queue pair that is
-// not ready are dropped.
+// TestStale tests that packets from another address than the peer's, of another partition, or for a queue pair that
+// is not ready are dropped.
 func TestStale(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
@@ -399,7 +399,7 @@ func TestStale(t *testing.T) {
 	})
 }
 
-// TestNumbersVary: a number or key that comes back is not the same.
+// TestNumbersVary tests that a reused number or key differs from the earlier one.
 func TestNumbersVary(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -421,7 +421,7 @@ func TestNumbersVary(t *testing.T) {
 	})
 }
 
-// TestPeek: what a queue pair is connected to, and the PSNs that come next, as Query reports them.
+// TestPeek compares the state, the peer and the next PSNs from Peek with those from Query.
 func TestPeek(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})

@@ -44,7 +44,7 @@ func fillWith(mem []byte, v byte) {
 	}
 }
 
-// onlyOld checks that none of the bytes that the source has had since a completion has arrived.
+// onlyOld checks that no byte has arrived that the consumer stored after a completion.
 func (b *bench) onlyOld() {
 	b.t.Helper()
 	if i := bytes.IndexByte(b.b.buf, now); i >= 0 {
@@ -59,7 +59,7 @@ func (b *bench) write(id uint64, off, size int) ib.SendWR {
 	}
 }
 
-// built posts work requests, and calls f, which must return, when trains have been built of them, and not sent.
+// built posts work requests, and calls f when their trains have been built and not sent. f must return.
 func (b *bench) built(f func(p *pass, from *QP), wrs ...ib.SendWR) {
 	b.t.Helper()
 	from := qpOf(b.a.qp)
@@ -80,7 +80,7 @@ func referring(e *egress) (n int) {
 	return n
 }
 
-// TestReferOnce: the payload of a WRITE between two buffers is in no train, and yet arrives.
+// TestReferOnce tests that the payload of a WRITE between two buffers is in no train, and arrives.
 func TestReferOnce(t *testing.T) {
 	for _, c := range []struct{ name, wrap string }{
 		{name: "both"}, {name: "source elsewhere", wrap: "a"}, {name: "target elsewhere", wrap: "b"},
@@ -88,7 +88,7 @@ func TestReferOnce(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newReferBench(t, setup{})
 			for _, n := range []*node{b.a, b.b} {
-				if n == b.a && c.wrap == "a" || n == b.b && c.wrap == "b" { // as memory of a process
+				if n == b.a && c.wrap == "a" || n == b.b && c.wrap == "b" { // like memory of a process
 					check(t, n.mr.Dereg())
 					var err error
 					n.mr, err = n.pd.RegMR(ib.MRInit{
@@ -110,7 +110,7 @@ func TestReferOnce(t *testing.T) {
 							t.Errorf("part %d, %d bytes, is in memory: %t, want %t", i, k.end-k.start, got, want)
 						}
 						fillWith(x.Buf[x.payload(k):][:len(k.mem)], now)
-						fillWith(k.mem, 0x77) // which has not been read yet
+						fillWith(k.mem, 0x77) // not read yet
 					}
 				}
 				p.sendAll(from)
@@ -146,8 +146,8 @@ func TestReferOnce(t *testing.T) {
 	}
 }
 
-// TestReferSend sends a long message from direct memory into memory of a process, which the sender's thread must not
-// store to.
+// TestReferSend sends a long message from direct memory to memory of a process. The sender's thread must not store to
+// that memory.
 func TestReferSend(t *testing.T) {
 	b := newReferBench(t, setup{})
 	check(t, b.b.mr.Dereg())
@@ -166,8 +166,8 @@ func TestReferSend(t *testing.T) {
 	}
 }
 
-// TestReferElements tests that of a WRITE of several elements little more is copied than the packets in which they
-// meet.
+// TestReferElements sends a WRITE with several elements. Only the packets with bytes of two elements may be copied,
+// and little more.
 func TestReferElements(t *testing.T) {
 	const mtu, elements = 4096, 8
 	for _, more := range []int{0, -100, 100, -1, -2, -3, 1, 2, 3} { // with 1 to 3 bytes less, padding would be as long
@@ -177,7 +177,7 @@ func TestReferElements(t *testing.T) {
 		wr := b.write(1, 0, elements*size)
 		wr.SGList = nil
 		var want []byte
-		for i := elements; i > 0; i-- { // in an order in which none follows another in memory
+		for i := elements; i > 0; i-- { // in an order in which no element follows the one before in memory
 			wr.SGList = append(wr.SGList, b.a.sge(i*size, size)...)
 			want = append(want, b.a.buf[i*size:][:size]...)
 		}
@@ -204,8 +204,8 @@ func TestReferElements(t *testing.T) {
 	}
 }
 
-// TestReferCompletes: what a consumer stores after a work request has completed does not arrive, although trains of the
-// same run have not been sent.
+// TestReferCompletes stores new data after a work request has completed, while trains of the same run have not been
+// sent. The new data must not arrive.
 func TestReferCompletes(t *testing.T) {
 	reuse := func(b *bench, want ib.WCStatus) {
 		b.t.Helper()
@@ -215,9 +215,9 @@ func TestReferCompletes(t *testing.T) {
 		}
 		fillWith(b.a.buf, now)
 	}
-	t.Run("failed", func(t *testing.T) { // since its end cannot be read
+	t.Run("failed", func(t *testing.T) { // its end cannot be read
 		var b *bench
-		b = newReferBench(t, setup{observer: &observed{inError: func(uint32) { // the work request has completed by then
+		b = newReferBench(t, setup{observer: &observed{inError: func(uint32) { // after the completion
 			if n := referring(&qpOf(b.a.qp).egress); n > 0 {
 				t.Errorf("%d trains refer to memory", n)
 			}
@@ -226,7 +226,7 @@ func TestReferCompletes(t *testing.T) {
 		wr.SGList = append(b.a.sge(0, 300_000), ib.SGE{Addr: b.a.addr, Length: referSize - 300_000, LKey: 0xdead00})
 		b.built(func(p *pass, from *QP) {
 			if len(from.egress.queue) == 0 {
-				t.Error("nothing is to be sent")
+				t.Error("the egress queue is empty")
 			}
 			for _, x := range from.egress.queue {
 				if slices.ContainsFunc(x.spans[:cap(x.spans)], func(k span) bool { return k.mem != nil }) {
@@ -267,7 +267,7 @@ func TestReferCompletes(t *testing.T) {
 	})
 }
 
-// fullOnce is an endpoint whose socket is full at first.
+// fullOnce is an endpoint with a socket that is full at first.
 type fullOnce struct {
 	link.Endpoint
 	sent bool
@@ -281,14 +281,14 @@ func (e *fullOnce) Send(t *link.Train) error {
 	return e.Endpoint.Send(t)
 }
 
-// TestReferElsewhere: a train that refers to memory may yet have to wait, to go to the network, or be tapped. Then it
-// has a copy.
+// TestReferElsewhere tests trains that refer to memory, and then must wait, go to the network, or be tapped. They
+// must have a copy.
 func TestReferElsewhere(t *testing.T) {
 	var seen []byte
 	nothing := func() {}
 	for _, c := range []struct {
 		name  string
-		waits bool                                          // for the receiver
+		waits bool                                          // the train waits for the receiver
 		do    func(b *bench, p *pass, to *QP) (undo func()) // before the train is sent
 		end   func(b *bench)
 	}{
@@ -380,7 +380,7 @@ func TestReferElsewhere(t *testing.T) {
 	}
 }
 
-// TestReferBehind: a train does not overtake another one that waits for the receiver.
+// TestReferBehind tests that a train does not overtake another one that waits for the receiver.
 func TestReferBehind(t *testing.T) {
 	b := newReferBench(t, setup{})
 	to := qpOf(b.b.qp)
@@ -411,7 +411,7 @@ func TestReferBehind(t *testing.T) {
 	b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
 }
 
-// TestReferEnds: the span that a train refers to gets no more packets.
+// TestReferEnds tests that a span with a reference to memory gets no more packets.
 func TestReferEnds(t *testing.T) {
 	b := newReferBench(t, setup{})
 	from := qpOf(b.a.qp)
@@ -449,7 +449,7 @@ func TestReferEnds(t *testing.T) {
 	})
 }
 
-// TestReferOrder: messages arrive in order, whichever of them are referred to.
+// TestReferOrder tests that messages arrive in order, with and without references to memory.
 func TestReferOrder(t *testing.T) {
 	b := newReferBench(t, setup{})
 	fill(b.a.buf, 1)
@@ -465,7 +465,7 @@ func TestReferOrder(t *testing.T) {
 		case 1:
 			wr.Opcode, wr.SGList = ib.WRSend, b.a.sge(i*70_000, 70_000)
 			list := b.b.sge(i*70_000, 70_000)
-			list[0].LKey = elsewhere.LKey() // not where the receiver may store in the run of the sender
+			list[0].LKey = elsewhere.LKey() // the receiver may not store here in the run of the sender
 			_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 100, SGList: list})
 			check(t, err)
 		case 2:
@@ -495,7 +495,7 @@ func TestReferOrder(t *testing.T) {
 	}
 }
 
-// TestReferLocal: a requester that may have to wait for accesses, since it binds a window, holds no memory meanwhile.
+// TestReferLocal binds a window, which may wait for accesses. The requester must hold no memory during the wait.
 func TestReferLocal(t *testing.T) {
 	b := newReferBench(t, setup{})
 	mw, err := b.a.pd.AllocMW(ib.MWType1)
@@ -509,7 +509,7 @@ func TestReferLocal(t *testing.T) {
 	b.a.poll(1)
 }
 
-// TestReferStalled: a requester that is stopped in memory holds no other memory meanwhile.
+// TestReferStalled blocks a requester in memory. It must hold no other memory at that time.
 func TestReferStalled(t *testing.T) {
 	b := newReferBench(t, setup{})
 	mem := make([]byte, 1<<16)
@@ -519,7 +519,7 @@ func TestReferStalled(t *testing.T) {
 	silent, err := b.a.pd.RegMR(ib.MRInit{Space: &space, Addr: addr, Length: uint64(len(mem)), Access: allAccess})
 	check(t, err)
 	b.a.mrs = append(b.a.mrs, silent)
-	t.Cleanup(space.answer) // also of a failure, for the cleanup that waits for the device
+	t.Cleanup(space.answer) // also after a failure: the cleanup waits for the device
 	space.hush()
 	second := b.write(2, 100_000, 50_000)
 	second.SGList = []ib.SGE{{Addr: addr, Length: 50_000, LKey: silent.LKey()}}
@@ -535,10 +535,11 @@ func TestReferStalled(t *testing.T) {
 	b.onlyOld()
 }
 
-// TestReferStalledTarget: a sender does not wait for the memory that its peer writes to, nor is its own memory held.
+// TestReferStalledTarget tests that a sender does not wait for the target memory, and that its own memory is not
+// held.
 func TestReferStalledTarget(t *testing.T) {
 	b := newReferBench(t, setup{})
-	b.watched() // the sender may have been woken again, and wait in the run queue of the pass that is stopped
+	b.watched() // the sender may have been woken again, and wait in the run queue of the blocked pass
 	x := newSilentProgram(b, ib.QPTypeRC)
 	x.space.hush()
 	wr := b.write(1, 0, 60_000)
@@ -565,8 +566,8 @@ func TestReferStalledTarget(t *testing.T) {
 	check(t, err)
 }
 
-// TestReferKeyMoves: a key that comes to stand for memory that may stall, between the look at it and the store, is
-// refused.
+// TestReferKeyMoves moves a key to memory that may stall, between the check of the key and the store. The store must
+// be refused.
 func TestReferKeyMoves(t *testing.T) {
 	b := newReferBench(t, setup{})
 	to := qpOf(b.b.qp)
@@ -592,7 +593,7 @@ func TestReferKeyMoves(t *testing.T) {
 	b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr})
 }
 
-// TestReferPanic: a panic of the receiver, in the run of the sender, makes the devices of both fail, and holds no
+// TestReferPanic tests that a panic of the receiver in the run of the sender makes both devices fail, and holds no
 // memory.
 func TestReferPanic(t *testing.T) {
 	b := newReferBench(t, setup{recover: true, observer: &observed{inError: func(uint32) { panic("by the test") }}})
@@ -609,8 +610,8 @@ func TestReferPanic(t *testing.T) {
 	within(t, "Dereg", func() { check(t, mr.Dereg()) })
 }
 
-// TestReferStolen: while it receives in the run of its sender, a queue pair is not where the watchdog finds it for
-// another thread.
+// TestReferStolen tests that the watchdog cannot give a queue pair to another thread while it receives in the run of
+// its sender.
 func TestReferStolen(t *testing.T) {
 	var during atomic.Pointer[pass]
 	var to *QP
@@ -639,23 +640,23 @@ func TestReferStolen(t *testing.T) {
 	}
 }
 
-// reuse is a consumer of a bench whose memory is its own again when end has returned.
+// reuse is a consumer that may reuse its memory when end has returned.
 type reuse struct {
 	*bench
-	post   chan struct{} // closed when it posts no more
-	posted atomic.Int32  // work requests
+	post   chan struct{} // closed after the last post
+	posted atomic.Int32  // number of work requests
 }
 
-// drain waits for all work requests to complete, and returns then.
+// drain waits until all work requests are complete.
 func (r *reuse) drain() {
 	<-r.post
 	r.a.poll(int(r.posted.Load()))
 }
 
-// TestReferReuse checks that memory is not read after its use has ended. While WRITEs go both ways, so that some
-// are received in the run of the sender and others later, a consumer reuses its memory as soon as it may.
+// TestReferReuse checks that memory is not read after its use has ended. WRITEs go both ways, so that some are
+// received in the run of the sender and others later. A consumer reuses its memory at the first permitted time.
 func TestReferReuse(t *testing.T) {
-	const half = 1 << 19 // of the buffers: it is written from a to b, the other one from b to a
+	const half = 1 << 19 // half of each buffer; one half is written from a to b, the other from b to a
 	for _, c := range []struct {
 		name string
 		end  func(r *reuse)
@@ -676,7 +677,7 @@ func TestReferReuse(t *testing.T) {
 		}},
 		{"reset", func(r *reuse) { check(r.t, r.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState)) }},
 		{"destroy", func(r *reuse) {
-			<-r.post // calls of a queue pair that is destroyed would be violations
+			<-r.post // calls on a destroyed queue pair would be violations
 			check(r.t, r.a.qp.Destroy())
 			r.a.qp = nil
 		}},
@@ -727,7 +728,7 @@ func TestReferReuse(t *testing.T) {
 				fillWith(b.a.buf[:half], now)
 				<-back
 				<-r.post
-				if b.a.qp != nil { // what goes on ends
+				if b.a.qp != nil { // end the other work requests
 					check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 				} else {
 					b.a.qp = b.a.newQP(setup{typ: ib.QPTypeRC, cap: s.cap})
@@ -741,14 +742,13 @@ func TestReferReuse(t *testing.T) {
 	}
 }
 
-// TestReferItself: a queue pair may be connected to itself, and the two ranges of a WRITE may be of one region and
-// overlap.
+// TestReferItself connects a queue pair with itself. It also writes between ranges of one region, which may overlap.
 func TestReferItself(t *testing.T) {
 	const size = 300_000
 	for _, c := range []struct {
 		name string
 		own  bool
-		off  int // of the target from the source
+		off  int // distance of the target from the source
 	}{{"own", true, size}, {"own, overlapping", true, 10_000}, {"of one region", false, size}, {"overlapping", false,
 		10_000}} {
 		t.Run(c.name, func(t *testing.T) {
@@ -762,7 +762,7 @@ func TestReferItself(t *testing.T) {
 				defer func() { check(t, other.Destroy()) }()
 				connectQPs(t, b.a.dev, b.a.qp, b.a.dev, other, x)
 			}
-			if c.off < size { // another goroutine would write what this one reads
+			if c.off < size { // another goroutine would write the memory that this one reads
 				b.unwatched()
 			}
 			fill(b.a.buf, 1)
