@@ -32,7 +32,7 @@ func TestAtomicsTogether(t *testing.T) {
 
 const (
 	counterPairs = 4
-	counterAdds  = 60 // of each
+	counterAdds  = 60 // per queue pair
 	counterAt    = 8
 )
 
@@ -84,7 +84,7 @@ func atomicsTogether(t *testing.T, w way, l loss, seed uint64) {
 	checkCounter(t, b, fmt.Sprintf("%v, losses %v, seed %d", w, l, seed))
 }
 
-// checkCounter checks that each addition has returned another value, and those of one queue pair ascending ones.
+// checkCounter checks that each addition has returned another value, and that the values of one queue pair ascend.
 func checkCounter(t *testing.T, b *bench, name string) {
 	const total = counterPairs * counterAdds
 	var seen [total]bool

@@ -10,8 +10,8 @@ import (
 	"verbena/ib"
 )
 
-// TestSignalling: a completion comes for every signalled request, for every request with SigAll, and for every
-// failure.
+// TestSignalling tests that there is a completion for every signalled request, for every request with SigAll, and for
+// every failure.
 func TestSignalling(t *testing.T) {
 	for _, sigAll := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -40,7 +40,8 @@ func TestSignalling(t *testing.T) {
 	}
 }
 
-// TestNotify: an armed queue calls its handler once; solicited only is woken by what was solicited and by errors.
+// TestNotify tests that an armed queue calls its handler once. With NotifySolicited, only solicited completions and
+// errors do.
 func TestNotify(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -106,7 +107,7 @@ func TestNotify(t *testing.T) {
 	})
 }
 
-// TestCQOverflow: a completion that does not fit puts the queue, and those who post to it, in error.
+// TestCQOverflow tests that a completion without room puts the queue, and the queue pairs that post to it, in error.
 func TestCQOverflow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, cqe: 3})

@@ -17,7 +17,7 @@ import (
 	"verbena/uapi"
 )
 
-// newAH makes an address handle on n that leads to peer.
+// newAH creates an address handle of n for peer.
 func newAH(n *node, peer *Device, sgid uint8) *ib.AH {
 	n.t.Helper()
 	gid, err := peer.IB().QueryGID(1, int(sgid))
@@ -27,13 +27,13 @@ func newAH(n *node, peer *Device, sgid uint8) *ib.AH {
 	return ah
 }
 
-// TestDatagram sends datagrams, and checks what arrives before the data.
+// TestDatagram sends datagrams, and checks the data and the header before it.
 func TestDatagram(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUD
 		b := newBench(t, s)
 		b.connect(conn{})
-		for sgid := range uint8(2) { // the default GID, too, leads somewhere
+		for sgid := range uint8(2) { // the default GID is also valid
 			ah := newAH(b.a, b.b.dev, sgid)
 			for _, size := range []int{0, 1, 100, 4096} {
 				fill(b.a.buf, uint64(size))
@@ -58,8 +58,8 @@ func TestDatagram(t *testing.T) {
 	})
 }
 
-// TestDatagramVector sends datagrams as the provider of rdma-core before v39 does: with the address vector in the work
-// request, and no address handle.
+// TestDatagramVector sends datagrams like the provider of rdma-core before v39: with the address vector in the work
+// request, and without an address handle.
 func TestDatagramVector(t *testing.T) {
 	b := newBench(t, setup{typ: ib.QPTypeUD, shortcut: true})
 	u := newUser(b, userCap)
@@ -99,7 +99,7 @@ func TestDatagramVector(t *testing.T) {
 	}
 }
 
-// checkGRH checks the header that precedes a datagram from a to b: 20 bytes of nothing and an IPv4 header.
+// checkGRH checks the header before a datagram from a to b: 20 zero bytes and an IPv4 header.
 func checkGRH(t *testing.T, h []byte, size int) {
 	t.Helper()
 	ip := h[20:]
@@ -121,7 +121,7 @@ func checkGRH(t *testing.T, h []byte, size int) {
 	}
 }
 
-// TestDatagramDropped: what a receiver cannot take is lost without a trace.
+// TestDatagramDropped tests that a datagram that cannot be received is lost without any effect.
 func TestDatagramDropped(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUD
@@ -140,13 +140,13 @@ func TestDatagramDropped(t *testing.T) {
 		}
 		send(good) // no receive
 		b.b.recv(1, 0, grhLen+99)
-		send(good)                   // too small a receive
-		good.SGList = b.a.sge(0, 99) // the small receive is still there
+		send(good)                   // the receive is too small
+		good.SGList = b.a.sge(0, 99) // the small receive is still in the queue
 		wr := good
 		wr.RemoteQKey++
 		send(wr)
 		wr = good
-		wr.RemoteQPN += 1 << qpSlotBits // a queue pair of the past
+		wr.RemoteQPN += 1 << qpSlotBits // an earlier generation of the queue pair number
 		send(wr)
 		b.a.send(good)
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: grhLen + 99, Flags: ib.WCGRH})
@@ -154,7 +154,7 @@ func TestDatagramDropped(t *testing.T) {
 	})
 }
 
-// TestDatagramErrors: a failure takes the send queue to SQE, from where it can come back.
+// TestDatagramErrors tests that a failure moves the send queue to SQE, and that the queue pair can return to RTS.
 func TestDatagramErrors(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})
@@ -186,7 +186,7 @@ func TestDatagramErrors(t *testing.T) {
 	})
 }
 
-// TestAddressHandleDomain: an address handle is for the queue pairs of its domain (IBA 11.6.2).
+// TestAddressHandleDomain tests that only queue pairs of its domain can use an address handle (IBA 11.6.2).
 func TestAddressHandleDomain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})
@@ -256,7 +256,7 @@ func TestUnreliable(t *testing.T) {
 	})
 }
 
-// TestUnreliableLoss: a lost packet costs its message, and no other.
+// TestUnreliableLoss tests that a lost packet costs only its message.
 func TestUnreliableLoss(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{typ: ib.QPTypeUC})
@@ -282,7 +282,8 @@ func TestUnreliableLoss(t *testing.T) {
 	})
 }
 
-// TestUnreliableTooLong: a message that is longer than its receive is lost, and the receive serves the next one.
+// TestUnreliableTooLong tests that a message that exceeds its receive is lost, and that the next one uses the
+// receive.
 func TestUnreliableTooLong(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUC
@@ -300,8 +301,8 @@ func TestUnreliableTooLong(t *testing.T) {
 	})
 }
 
-// TestDatagramsOfOneHandle: datagrams that are posted together by one address handle reach the queue pairs that they
-// name.
+// TestDatagramsOfOneHandle posts datagrams with one address handle together. Each must reach the queue pair that it
+// names.
 func TestDatagramsOfOneHandle(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBench(t, s)

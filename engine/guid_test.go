@@ -8,7 +8,8 @@ import (
 	"verbena/netdev"
 )
 
-// TestNodeGUID: devices of the loopback interface have GUIDs of their own, others that of their MAC address.
+// TestNodeGUID tests that devices of the loopback interface have different GUIDs, and that others use their MAC
+// address.
 func TestNodeGUID(t *testing.T) {
 	for _, c := range []struct {
 		mac  net.HardwareAddr

@@ -46,7 +46,7 @@ func (x *party) recv(id uint64, off int) {
 	check(x.n.t, err)
 }
 
-// got are the receives that have completed.
+// got returns the IDs of the completed receives.
 func (x *party) got() (ids []uint64) {
 	x.n.t.Helper()
 	wc := make([]ib.WC, 16)
@@ -68,8 +68,8 @@ func (x *party) destroy() {
 	check(x.n.t, x.cq.Destroy())
 }
 
-// TestMulticast: a datagram for a group reaches every queue pair in it, on every device, once, save the one that sent
-// it, with or without the shortcut.
+// TestMulticast tests that a datagram for a group reaches every queue pair in it except the sender, on every device,
+// once, with and without the shortcut.
 func TestMulticast(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUD
@@ -119,7 +119,7 @@ func TestMulticast(t *testing.T) {
 		expect(1, 2, 3)
 		send(testQKey + 1)
 		expect()
-		// An address that goes and returns is in the groups again.
+		// An address that goes and returns joins the groups again.
 		ifi := b.b.dev.at.Load().netdev
 		b.b.dev.SetInterface(ifi, nil)
 		send(testQKey)
@@ -130,7 +130,8 @@ func TestMulticast(t *testing.T) {
 		check(t, parties[2].qp.DetachMcast(testGroup, 0))
 		send(testQKey)
 		expect(1, 3)
-		// A number of its own with the group's address, and the number of groups with an address of its own, are nothing.
+		// Packets for the group's address with a queue pair's number, or for the number of groups with a queue pair's
+		// address, are dropped.
 		for _, x := range []struct {
 			num uint32
 			dst netip.Addr
@@ -156,8 +157,8 @@ func TestMulticast(t *testing.T) {
 	})
 }
 
-// TestMulticastAddresses: a device with several addresses receives a datagram for a group once, also when addresses
-// come and go.
+// TestMulticastAddresses tests that a device with several addresses receives a group datagram once, also after
+// changes of addresses.
 func TestMulticastAddresses(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUD
@@ -190,7 +191,7 @@ func TestMulticastAddresses(t *testing.T) {
 	})
 }
 
-// TestMulticastLimits: how many there can be, and of which kind.
+// TestMulticastLimits tests the numbers and the kinds of groups.
 func TestMulticastLimits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{typ: ib.QPTypeUD})
@@ -232,7 +233,7 @@ func TestMulticastLimits(t *testing.T) {
 	})
 }
 
-// arrival is packets as they come from the network.
+// arrival returns an arrival of packets from the network.
 func arrival(src, dst netip.Addr, packets ...[]byte) *link.Arrival {
 	return &link.Arrival{Src: src, Dst: dst, TTL: 64, Packets: packets}
 }

@@ -9,8 +9,8 @@ import (
 	"verbena/umem"
 )
 
-// TestOnDemand: memory that is registered on demand, all of it or a part that is not there yet, is used like any other
-// once it is there.
+// TestOnDemand tests that memory that is registered on demand is usable like other memory, even if a part of it was
+// not present at the registration.
 func TestOnDemand(t *testing.T) {
 	for _, c := range []struct {
 		name         string

@@ -370,8 +370,8 @@ func TestLastAnswer(t *testing.T) {
 	}
 }
 
-// TestStale tests that packets from another address than the peer's, of another partition, or for a queue pair that
-// is not ready are dropped.
+// TestStale tests that packets from a wrong address, of another partition, or for a queue pair that is not ready are
+// dropped.
 func TestStale(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})

@@ -14,8 +14,8 @@ import (
 	"verbena/roce"
 )
 
-// TestDatagramRoute: class and hop limit of the address vector are on the wire and in the header at the receiver, from
-// which an answer finds its way.
+// TestDatagramRoute tests that the class and the hop limit of the address vector are on the wire and in the header at
+// the receiver. An answer to that header arrives.
 func TestDatagramRoute(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUD
@@ -64,8 +64,8 @@ func TestDatagramRoute(t *testing.T) {
 	})
 }
 
-// TestDatagramHeaderType: the completion of a datagram reports the type of its network header as mlx5 does, in the low
-// bits of the service level, and an answer goes out at service level 0.
+// TestDatagramHeaderType tests that the completion of a datagram reports the type of its network header like mlx5, in
+// the low bits of the service level, and that an answer has service level 0.
 func TestDatagramHeaderType(t *testing.T) {
 	v6 := [2]netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")}
 	for _, c := range []struct {
@@ -94,7 +94,7 @@ func TestDatagramHeaderType(t *testing.T) {
 				if back.SL != 0 {
 					t.Errorf("AddressOfSender: SL %d, want 0", back.SL)
 				}
-				// Programs pass the completion's SL on (ibv_init_ah_from_wc).
+				// Programs copy the SL from the completion (ibv_init_ah_from_wc).
 				back.SL = wc.SL
 				answer, err := b.b.pd.CreateAH(&back)
 				check(t, err)
@@ -112,7 +112,7 @@ func TestDatagramHeaderType(t *testing.T) {
 	}
 }
 
-// TestViolations: what comes with a wrong key is counted.
+// TestViolations tests that packets with a wrong key are counted.
 func TestViolations(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{typ: ib.QPTypeUD, shortcut: true})
@@ -134,7 +134,7 @@ func TestViolations(t *testing.T) {
 		if a.QKeyViolations != 3 || a.BadPKeyCounter != 1 {
 			t.Errorf("%d Q_Key and %d P_Key violations, want 3 and 1", a.QKeyViolations, a.BadPKeyCounter)
 		}
-		// A controlled key in the work request stands for the queue pair's own.
+		// A controlled key in the work request selects the queue pair's own key.
 		b.b.recv(1, 0, 100)
 		wr.RemoteQKey = 1 << 31
 		b.a.send(wr)
@@ -143,7 +143,7 @@ func TestViolations(t *testing.T) {
 	})
 }
 
-// newGSI makes and starts the GSI queue pair of a node.
+// newGSI creates and starts the GSI queue pair of a node.
 func newGSI(n *node) *ib.QP {
 	n.t.Helper()
 	qp, err := n.pd.CreateQP(ib.QPInitAttr{
@@ -160,7 +160,7 @@ func newGSI(n *node) *ib.QP {
 	return qp
 }
 
-// TestGSI: managers of two devices exchange datagrams by queue pairs number 1.
+// TestGSI exchanges datagrams between the queue pairs number 1 of two devices.
 func TestGSI(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBench(t, s)
@@ -173,11 +173,11 @@ func TestGSI(t *testing.T) {
 			t.Errorf("a second one: %v", err)
 		}
 		if _, err := ibuser.CreateQP(b.a.pd, init, &ib.Udata{Context: newProgram(t)}); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("of a user: %v", err)
+			t.Errorf("create for a user: %v", err)
 		}
 		init.Port = 2
 		if _, err := b.a.pd.CreateQP(init); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("of port 2: %v", err)
+			t.Errorf("create on port 2: %v", err)
 		}
 		init.Type = ib.QPTypeSMI
 		if _, err := b.a.pd.CreateQP(init); !errors.Is(err, syscall.EOPNOTSUPP) {
@@ -188,7 +188,7 @@ func TestGSI(t *testing.T) {
 		for i := range 3 {
 			_, err := z.PostRecv(ib.RecvWR{ID: 7, SGList: b.b.sge(0, grhLen+256)})
 			check(t, err)
-			// Whatever the key says, it is the well-known one.
+			// The work request's key is replaced by the well-known one.
 			_, err = a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 256), AH: ah,
 				RemoteQPN: 1, RemoteQKey: uint32(i)})
 			check(t, err)
@@ -199,7 +199,7 @@ func TestGSI(t *testing.T) {
 				t.Fatalf("%+v", wc)
 			}
 		}
-		// A datagram queue pair reaches it only by the key.
+		// A datagram queue pair reaches the GSI queue pair only with the key.
 		ud := b.a.newQP(setup{typ: ib.QPTypeUD, cap: ib.QPCap{MaxSendWR: 4, MaxSendSGE: 1}})
 		toRTR(t, ud, b.b.dev, 0, conn{})
 		toRTS(t, ud, conn{})
@@ -215,11 +215,11 @@ func TestGSI(t *testing.T) {
 		check(t, ah.Destroy())
 		check(t, a.Destroy())
 		check(t, z.Destroy())
-		check(t, newGSI(b.a).Destroy()) // there can be another one now
+		check(t, newGSI(b.a).Destroy()) // another one is possible now
 	})
 }
 
-// TestSourcePorts: packets leave from the ports that Linux would send them from.
+// TestSourcePorts tests that packets have the source ports that Linux would use.
 func TestSourcePorts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{net: simnet.Config{Record: true}})
@@ -257,7 +257,7 @@ func TestSourcePorts(t *testing.T) {
 			t.Errorf("port of a queue pair in RTR: got %#x, want %#x", got, want)
 		}
 		check(t, responder.Destroy())
-		// The flow label of a connection's address vector decides.
+		// The flow label of a connection's address vector determines the port.
 		qp := qpOf(b.a.qp)
 		qp.exclusively(func(*pass) {
 			qp.attr.AH.GRH.FlowLabel = 0x12345
@@ -269,7 +269,7 @@ func TestSourcePorts(t *testing.T) {
 	})
 }
 
-// arrive is a packet from the network.
+// arrive delivers a packet from the network.
 func (e *endpoint) arrive(src, dst netip.Addr, packet []byte) {
 	e.Receive(arrival(src, dst, packet))
 }

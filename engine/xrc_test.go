@@ -15,8 +15,8 @@ import (
 	"verbena/roce"
 )
 
-// xrcBench is an initiator on a, and on b a target and two receive queues of its domain, in protection domains of their
-// own.
+// xrcBench is an initiator on a, and a target on b with two receive queues of its domain. The receive queues have
+// protection domains of their own.
 type xrcBench struct {
 	*bench
 	xrcd     *ib.XRCD
@@ -54,7 +54,7 @@ func newXRC(t *testing.T, s setup, c conn) *xrcBench {
 	return x
 }
 
-// up connects the two.
+// up connects initiator and target.
 func (x *xrcBench) up(c conn) {
 	x.t.Helper()
 	for _, qp := range []*ib.QP{x.ini, x.tgt} {
@@ -88,7 +88,7 @@ func (x *xrcBench) post(q int, wr ib.SendWR) {
 	check(x.t, err)
 }
 
-// TestXRC: every operation, to the queue that it names, by every way, with loss on the wire.
+// TestXRC sends every operation to each queue, by every path, with loss on the wire.
 func TestXRC(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		x := newXRC(t, s, conn{mtu: ib.MTU1024, psn: 0xfffffd})
@@ -97,7 +97,7 @@ func TestXRC(t *testing.T) {
 			check(t, x.net.Faults().Add(link.Rule{Drop: 0.05, Duplicate: 0.05}))
 		}
 		fill(x.a.buf, 1)
-		const at = 20000 // of b's memory, for RDMA
+		const at = 20000 // offset for RDMA in the memory of b
 		for i := range 12 {
 			q, n := i%2, 1+i*700
 			id := uint64(i)
@@ -120,7 +120,7 @@ func TestXRC(t *testing.T) {
 				RKey: x.mr[q].RKey()})
 			x.a.expect(ib.WC{ID: 50, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 51, Opcode: ib.WCRDMARead})
 			if !bytes.Equal(x.a.buf[30000:30000+n], x.a.buf[:n]) {
-				t.Fatalf("read %d differs from what was written", i)
+				t.Fatalf("read %d differs from the written data", i)
 			}
 			binary.NativeEndian.PutUint64(x.b.buf[at:], 40)
 			x.post(q, ib.SendWR{ID: 52, Opcode: ib.WRAtomicFetchAdd, SGList: x.a.sge(40000, 8), RemoteAddr: x.b.addr + at,
@@ -138,7 +138,7 @@ func TestXRC(t *testing.T) {
 	})
 }
 
-// TestXRCRefused: what a request must not do ends the connection, and tells the initiator why.
+// TestXRCRefused tests that a forbidden request ends the connection, and that the initiator gets the reason.
 func TestXRCRefused(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		x := newXRC(t, s, conn{})
@@ -175,7 +175,7 @@ func TestXRCRefused(t *testing.T) {
 			}
 			x.up(conn{})
 		}
-		// A receive of wrong memory is the receiver's own fault, and completes so.
+		// A receive with wrong memory is a fault of the receiver, and completes with that error.
 		_, err = x.srq[0].PostRecv(ib.RecvWR{ID: 4, SGList: []ib.SGE{{Addr: x.b.addr, Length: 8, LKey: x.mr[1].LKey()}}})
 		check(t, err)
 		x.post(0, ib.SendWR{Opcode: ib.WRSend, SGList: x.a.sge(0, 8)})
@@ -196,7 +196,7 @@ func TestXRCRefused(t *testing.T) {
 	})
 }
 
-// TestXRCQueueGone: a queue goes while a message for it is on its way; nothing is left behind.
+// TestXRCQueueGone destroys a queue while a message for it is in flight. No state may be left behind.
 func TestXRCQueueGone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		x := newXRC(t, setup{}, conn{mtu: ib.MTU256, retry: 1})
@@ -206,7 +206,7 @@ func TestXRCQueueGone(t *testing.T) {
 		check(t, err)
 		_, err = srq.PostRecv(ib.RecvWR{ID: 9, SGList: []ib.SGE{{Addr: x.b.addr, Length: 1000, LKey: x.mr[0].LKey()}}})
 		check(t, err)
-		// The rest of the message comes when the queue has gone.
+		// The rest of the message arrives after the end of the queue.
 		check(t, x.net.Faults().Add(link.Rule{Skip: 1, Delay: time.Millisecond}))
 		_, err = x.ini.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 600),
 			RemoteSRQN: srq.Num()})
@@ -220,7 +220,7 @@ func TestXRCQueueGone(t *testing.T) {
 	})
 }
 
-// TestXRCOpcodes: on the wire are the opcodes of XRC, and each request names its queue.
+// TestXRCOpcodes tests that the wire has the opcodes of XRC, and that each request names its queue.
 func TestXRCOpcodes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := setup{}
