@@ -12,15 +12,15 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestErrors has a post what cannot be done, and checks who is told what: the completions, the events and the
-// states of both ends (IBA 9.9.2 and 9.9.3).
+// TestErrors posts requests that fail, and checks the completions, the events and the states of both ends (IBA 9.9.2
+// and 9.9.3).
 func TestErrors(t *testing.T) {
 	const size = 3000
 	type outcome struct {
-		sender, receiver ib.WCStatus // of the work request, of the receive that was posted for it
+		sender, receiver ib.WCStatus // the work request, and the receive posted for it
 		bState           ib.QPState
 		bEvents          []ib.EventType
-		overtaken        bool // the SEND behind it arrives all the same
+		overtaken        bool // the SEND behind it still arrives
 	}
 	write := func(b *bench) ib.SendWR {
 		return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
@@ -156,7 +156,7 @@ func TestErrors(t *testing.T) {
 				wr := c.wr(b)
 				wr.ID = 1
 				b.a.send(
-					ib.SendWR{ID: 0, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled}, // empty, hence fine in any case
+					ib.SendWR{ID: 0, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled}, // empty, so it never fails
 					wr,
 					ib.SendWR{ID: 2, Opcode: ib.WRSend},
 				)
@@ -187,7 +187,7 @@ func TestErrors(t *testing.T) {
 				if c.wr(b).Opcode != ib.WRSend && !bytes.Equal(before, b.b.buf) {
 					t.Error("the receiver's memory has changed")
 				}
-				// Whatever is posted now is flushed too.
+				// Later requests are flushed too.
 				b.a.send(ib.SendWR{ID: 3, Opcode: ib.WRSend})
 				b.a.recv(4, 0, 10)
 				b.a.expect(ib.WC{ID: 3, Status: ib.WCWRFlushErr}, ib.WC{ID: 4, Status: ib.WCWRFlushErr})
@@ -208,7 +208,7 @@ func (b *bench) again(c conn) {
 	transfer(b, ib.WRRDMARead, 5000, 2)
 }
 
-// TestRetryExceeded pulls the cable: after the timeouts that the attributes say the work request fails.
+// TestRetryExceeded cuts the link. The work request must fail after the timeouts of its attributes.
 func TestRetryExceeded(t *testing.T) {
 	for _, c := range []struct {
 		op             ib.WROpcode
@@ -222,7 +222,7 @@ func TestRetryExceeded(t *testing.T) {
 			b.a.send(ib.SendWR{ID: 1, Opcode: c.op, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
 				ib.SendWR{ID: 2, Opcode: ib.WRSend})
 			b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
-			// IBA 9.7.6.1.3: the time out is between the value and four times of it.
+			// IBA 9.7.6.1.3: the timeout is between the value and four times the value.
 			one := 4096 * time.Nanosecond << c.timeout
 			if d := time.Since(start); d < one*time.Duration(c.retry+1) || d > 4*one*time.Duration(c.retry+1) {
 				t.Errorf("timeout %d, %d retries: gave up after %v", c.timeout, c.retry, d)
@@ -236,7 +236,7 @@ func TestRetryExceeded(t *testing.T) {
 	}
 }
 
-// TestTimeoutOff: timeout 0 waits for ever.
+// TestTimeoutOff tests that timeout 0 waits forever.
 func TestTimeoutOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
@@ -251,7 +251,7 @@ func TestTimeoutOff(t *testing.T) {
 	})
 }
 
-// TestReceiverNotReady sends without a receive, which comes later, or not at all.
+// TestReceiverNotReady sends to a queue pair without a receive. The receive is posted later, or not at all.
 func TestReceiverNotReady(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWriteWithImm} {
@@ -304,7 +304,7 @@ func TestRNRRetryExceeded(t *testing.T) {
 	}
 }
 
-// TestPostErrors lists what the post calls refuse.
+// TestPostErrors tests the requests that the post calls refuse.
 func TestPostErrors(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -339,7 +339,7 @@ func TestPostErrors(t *testing.T) {
 		if n != int(b.a.qp.Init().Cap.MaxRecvWR) || !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("1000 receives: %d taken, error %v", n, err)
 		}
-		// Nobody receives, so that the send queue fills up.
+		// No receive is posted, so the send queue fills up.
 		n, err = b.a.qp.PostSend(slices.Repeat([]ib.SendWR{ok}, 1000)...)
 		if n != int(b.a.qp.Init().Cap.MaxSendWR) || !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("1000 sends: %d taken, error %v", n, err)

@@ -11,7 +11,7 @@ import (
 	"verbena/link/simnet"
 )
 
-// faulty is a bench whose devices may take the shortcut, and the fault rules of both.
+// faulty returns a bench with devices that may use the shortcut, and the fault rules of both.
 func faulty(t *testing.T) (*bench, *link.Faults) {
 	f := link.NewFaults(simnet.New(simnet.Config{Latency: 5 * time.Microsecond}), nil)
 	return newBenchIn(t, setup{shortcut: true, network: f, addrs: [2]netip.Addr{addrA, addrB}}), f
@@ -23,7 +23,7 @@ func (b *bench) rule(f *link.Faults, r link.Rule) {
 	check(b.t, f.Add(r))
 }
 
-// A rule brings the full path back, and the last one to go gives the shortcut back.
+// TestFaultsEndShortcut tests that a rule turns the shortcut off, and that the end of the last rule turns it on.
 func TestFaultsEndShortcut(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b, f := faulty(t)
@@ -48,8 +48,8 @@ func TestFaultsEndShortcut(t *testing.T) {
 	})
 }
 
-// Messages that a rule finds no receive for go through in the end, or fail, as the requester's retry count says; those
-// that need no receive are left alone.
+// TestFaultsRNR tests a rule that simulates missing receives. Messages succeed in the end or fail, depending on the
+// requester's retry count. Messages without a receive are not affected.
 func TestFaultsRNR(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b, f := faulty(t)
@@ -88,11 +88,11 @@ func TestFaultsRNR(t *testing.T) {
 		defer b.close()
 		b.connect(conn{})
 		b.rule(f, link.Rule{RNR: 1})
-		transfer(b, ib.WRSend, 100, 1) // nobody could be told
+		transfer(b, ib.WRSend, 100, 1) // no NAK could be sent
 	})
 }
 
-// To each other the two ends of a stopped device seem dead.
+// TestFaultsStop tests that the two ends of a stopped device cannot reach one another.
 func TestFaultsStop(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b, f := faulty(t)
@@ -110,8 +110,8 @@ func TestFaultsStop(t *testing.T) {
 	})
 }
 
-// The link goes down in front of the work request that was chosen, by the shortcut and by packets: those before it are
-// done, and it runs out of retries.
+// TestLinkDownAtWorkRequest takes the link down before a chosen work request, by the shortcut and by packets. The
+// earlier requests complete, and the chosen one runs out of retries.
 func TestLinkDownAtWorkRequest(t *testing.T) {
 	for _, shaped := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {

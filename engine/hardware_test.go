@@ -21,7 +21,7 @@ import (
 	"verbena/netdev"
 )
 
-// free takes the node's objects off the device.
+// free destroys the node's objects on the device.
 func (n *node) free() {
 	n.t.Helper()
 	check(n.t, n.qp.Destroy())
@@ -30,7 +30,7 @@ func (n *node) free() {
 	check(n.t, n.pd.Dealloc())
 }
 
-// reset takes the device of b.a through a reset, by hand, and gives b.a objects on the new one.
+// reset resets the device of b.a by hand, and gives b.a objects on the new device.
 func (b *bench) reset(s setup) {
 	b.t.Helper()
 	old := b.a.dev
@@ -49,8 +49,8 @@ func (b *bench) reset(s setup) {
 	b.a = b.nodeOn(d.(*Device), s)
 }
 
-// What the adapter does and does not do in each of its states, and that everything outstanding is flushed in the end,
-// once.
+// TestHardwareStops tests the functions of the adapter in its states, and that every outstanding request is flushed
+// in the end, once.
 func TestHardwareStops(t *testing.T) {
 	for _, fail := range []func(*Hardware){(*Hardware).Hang, (*Hardware).Disconnect} {
 		eachNetwork(t, func(t *testing.T, s setup) {
@@ -66,7 +66,7 @@ func TestHardwareStops(t *testing.T) {
 					RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 			}
 			b.b.send(ib.SendWR{ID: 30, Opcode: ib.WRSend, SGList: b.b.sge(0, 8), Flags: ib.SendSignaled})
-			b.b.expect(ib.WC{ID: 30, Status: ib.WCRetryExcErr}) // nobody answers
+			b.b.expect(ib.WC{ID: 30, Status: ib.WCRetryExcErr}) // there is no answer
 			testutil.AdvanceTime(time.Hour)
 			b.a.none() // neither done nor failed
 			if bytes.HasPrefix(b.b.buf, []byte("after")) {
@@ -88,7 +88,8 @@ func TestHardwareStops(t *testing.T) {
 	}
 }
 
-// Nothing leaves hardware that has stopped, also not what waited for the socket, when the driver flushes.
+// TestHardwareSendsNothing tests that stopped hardware sends no packet, not even a waiting one when the driver
+// flushes.
 func TestHardwareSendsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{net: simnet.Config{Bandwidth: 1 << 20, SendBuffer: 1 << 17}, bufLen: 1 << 18})
@@ -107,7 +108,7 @@ func TestHardwareSendsNothing(t *testing.T) {
 	})
 }
 
-// The states of the adapter, and who is refused in which.
+// TestHardwareStates tests the states of the adapter, and the calls that fail in each.
 func TestHardwareStates(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{})
@@ -148,7 +149,7 @@ func TestHardwareStates(t *testing.T) {
 		}
 		hw = NewHardware(Config{Layout: layout.Layout{}, Name: "rxe0", Addrs: ips("10.0.0.1"), Network: b.net})
 		hw.Hang()
-		d, err := hw.Probe() // plugged in anew
+		d, err := hw.Probe() // plugged in again
 		if err != nil || hw.State() != driver.Running {
 			t.Errorf("Probe of a hung adapter: got error %v and state %v, want no error and %v", err, hw.State(), driver.Running)
 		} else {
@@ -157,7 +158,7 @@ func TestHardwareStates(t *testing.T) {
 	})
 }
 
-// The adapter stops in front of the work request that was chosen, not one sooner or later.
+// TestAtWorkRequest tests that the adapter stops exactly before the chosen work request.
 func TestAtWorkRequest(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		const posts = 20
@@ -195,7 +196,7 @@ func TestAtWorkRequest(t *testing.T) {
 	})
 }
 
-// One that waits at a fence counts once, however often it is looked at.
+// TestAtWorkRequestBehindFence tests that a request that waits at a fence counts once.
 func TestAtWorkRequestBehindFence(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{net: simnet.Config{Latency: 5 * time.Microsecond}})
@@ -210,14 +211,14 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 		testutil.AdvanceTime(time.Second)
 		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
 		b.a.dev.Handle().SetError()
-		// The second was carried out, but the device did not hear that any more.
+		// The second request was executed, but the device has not received the response.
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
 		b.close()
 	})
 }
 
-// What a peer, or a program, knows of the device before the reset means nothing to the one after it: its packets are
-// dropped, its keys give no access.
+// TestStaleNumbers tests that numbers from before a reset are invalid afterwards: packets of a peer are dropped, and
+// keys give no access.
 func TestStaleNumbers(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBenchIn(t, s)
@@ -247,7 +248,7 @@ func TestStaleNumbers(t *testing.T) {
 			}
 			b.reset(s)
 		}
-		// The peer is connected to the old queue pair, with the very attributes of the new connection.
+		// The peer is connected to the old queue pair, with the same attributes as in the new connection.
 		toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), conn{})
 		toRTS(t, b.b.qp, conn{timeout: 8, retry: 2})
 		old, key := b.a.qp.Num(), b.a.mr.RKey()
@@ -261,7 +262,7 @@ func TestStaleNumbers(t *testing.T) {
 		if bytes.HasPrefix(b.a.buf, []byte("stale")) || b.a.qp.Num() == old || b.a.qp.State() != ib.QPRTS {
 			t.Error("the new device took it")
 		}
-		// And the key of old, to the right queue pair.
+		// Use the old key with the right queue pair.
 		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), conn{})
 		toRTS(t, b.b.qp, conn{})
@@ -272,8 +273,8 @@ func TestStaleNumbers(t *testing.T) {
 	})
 }
 
-// TestFollow tests that the next device of an adapter has the interface and the addresses that the former one was
-// given, and keeps the addresses if the interface has none at the time.
+// TestFollow tests that the next device of an adapter has the interface and the addresses that the former device had
+// last. If the interface has no address at the time, the next device has the former addresses.
 func TestFollow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		hw := NewHardware(Config{
@@ -303,14 +304,15 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// A queue pair that is made, set up and used while its device enters the error state ends with everything completed,
-// or was refused.
+// TestErrorRace creates, connects and uses queue pairs while their device enters the error state. Each call fails, or
+// every request completes.
 func TestErrorRace(t *testing.T) {
 	for round := range 30 {
 		b := newBench(t, setup{shortcut: true})
 		var wg sync.WaitGroup
 		posted := make([]int, 4)
-		// that were taken, of all queue pairs: the device enters the error state after another one each time
+		// steps counts the steps of all queue pairs. The device enters the error state after another step in each
+		// round.
 		var steps atomic.Int32
 		entered := make(chan struct{})
 		step := func() {

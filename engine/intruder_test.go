@@ -7,8 +7,8 @@ import (
 	"verbena/ib"
 )
 
-// TestIntruder: a queue pair that names a connection of others as its own peer reaches nothing of it, whether packets
-// take the shortcut or travel.
+// TestIntruder tests that a queue pair that names another connection's queue pair as its peer reaches nothing of the
+// connection, over the shortcut and over the network.
 func TestIntruder(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
@@ -34,9 +34,9 @@ func TestIntruder(t *testing.T) {
 				t.Error("the intruder has written")
 			}
 			if n := b.b.dev.Stats()["drop_wrong_source"]; n == 0 {
-				t.Error("what was stopped is not counted where it would have arrived")
+				t.Error("drop_wrong_source: got 0, want some")
 			}
-			// The connection has not lost its place.
+			// The connection still works.
 			b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(200, 60), Flags: ib.SendSignaled})
 			b.a.expect(ib.WC{ID: 2, Opcode: ib.WCSend})
 			b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 60})

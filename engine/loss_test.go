@@ -13,7 +13,7 @@ import (
 	"verbena/link/simnet"
 )
 
-// seeds returns the seeds of the random tests: fixed ones, and one that is new each time.
+// seeds returns the seeds of the random tests: fixed ones, and a new one for each run.
 func seeds(n int) []uint64 {
 	s := []uint64{rand.Uint64()}
 	for i := range n - 1 {
@@ -22,8 +22,8 @@ func seeds(n int) []uint64 {
 	return s
 }
 
-// TestLoss runs streams of mixed work requests over a network that loses, repeats, damages and reorders, and
-// checks that everything arrives once, in order, and right.
+// TestLoss runs streams of mixed work requests over a network that loses, repeats, damages and reorders packets. All
+// data must arrive correctly, once, and in order.
 func TestLoss(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -39,7 +39,7 @@ func TestLoss(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			signs := uint64(0)
 			n, streams := 4, 4
-			if raceEnabled || testing.Short() { // more of them take seconds
+			if raceEnabled || testing.Short() { // more seeds take seconds
 				n, streams = 1, 2
 			}
 			for _, seed := range seeds(n) {
@@ -58,8 +58,8 @@ func TestLoss(t *testing.T) {
 					r := rand.New(rand.NewPCG(seed, 2))
 					for range streams {
 						stream(b, r, 48, seed)
-						// A READ request that was late is executed again after its data has arrived: not while the next
-						// stream fills that memory.
+						// A delayed READ request is executed again after its data has arrived. That must not happen
+						// while the next stream fills the memory.
 						testutil.AdvanceTime(time.Second)
 					}
 					signs += b.a.dev.counters[c.sign].n.Load() + b.b.dev.counters[c.sign].n.Load()
@@ -87,7 +87,7 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 	)
 	counter := b.b.buf[:8]
 	before := binary.NativeEndian.Uint64(counter)
-	var olds []int // where the results of the atomics go
+	var olds []int // places for the results of the atomics
 	for i := range n {
 		size := r.IntN(6000)
 		switch r.IntN(8) {
@@ -187,7 +187,7 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 	}
 }
 
-// verify checks what the sender counts against its requests in flight.
+// verify checks the sender's counts against its requests in flight.
 func (qp *QP) verify(t testing.TB) {
 	t.Helper()
 	qp.exclusively(func(*pass) {
@@ -197,7 +197,7 @@ func (qp *QP) verify(t testing.TB) {
 	})
 }
 
-// split cuts a gather list of one element into up to four.
+// split cuts a gather list of one element into up to four elements.
 func split(r *rand.Rand, list []ib.SGE) []ib.SGE {
 	s := list[0]
 	list = nil

@@ -10,12 +10,12 @@ import (
 	"verbena/umem"
 )
 
-// vanished is memory that its program has unmapped before it is written to.
+// vanished is memory that its program has unmapped before the write.
 type vanished struct{ *umem.Local }
 
 func (vanished) WriteV([][]byte, uint64) error { return umem.ErrFault }
 
-// torn is memory of which its program has unmapped a part.
+// torn is memory with a part that its program has unmapped.
 type torn struct {
 	*umem.Local
 	from, to uint64
@@ -32,7 +32,8 @@ func (m torn) WriteV(src [][]byte, addr uint64) error {
 	return m.Local.WriteV(src, addr)
 }
 
-// TestUnreliableLostWrite tests that an unreliable RDMA WRITE ends where it cannot be stored. The next one arrives.
+// TestUnreliableLostWrite tests that an unreliable RDMA WRITE ends at the first byte that cannot be stored. The next
+// WRITE arrives.
 func TestUnreliableLostWrite(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		const size, hole = 600_000, 300_000
@@ -63,14 +64,15 @@ func TestUnreliableLostWrite(t *testing.T) {
 	})
 }
 
-// TestRefusedBehindLostWrite tests the same of the NAK of a request that is refused at once.
+// TestRefusedBehindLostWrite sends a request that is refused at once, behind an RDMA WRITE that cannot be stored. The
+// NAK must refuse the WRITE.
 func TestRefusedBehindLostWrite(t *testing.T) {
 	const wrongKey = 0x12345600
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, size := range []int{64, 3000, 40_000} {
 			for _, behind := range []ib.SendWR{
 				{Opcode: ib.WRRDMARead, RKey: wrongKey}, {Opcode: ib.WRRDMAWrite, RKey: wrongKey},
-				{Opcode: ib.WRAtomicFetchAdd, RKey: wrongKey}, {Opcode: ib.WRSend}, // which finds no receive
+				{Opcode: ib.WRAtomicFetchAdd, RKey: wrongKey}, {Opcode: ib.WRSend}, // without a receive
 			} {
 				b := newBenchIn(t, s)
 				b.connect(conn{})
@@ -91,8 +93,8 @@ func TestRefusedBehindLostWrite(t *testing.T) {
 	})
 }
 
-// TestReadBehindLostWrite tests that the response to an RDMA READ acknowledges no RDMA WRITE before it that could not
-// be stored. That is known late, when the READ has been accepted.
+// TestReadBehindLostWrite tests that the response to an RDMA READ does not acknowledge an earlier RDMA WRITE that
+// could not be stored. The failure is found late, when the READ has been accepted.
 func TestReadBehindLostWrite(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, size := range []int{64, 3000, 40_000} {
@@ -119,13 +121,13 @@ func TestReadBehindLostWrite(t *testing.T) {
 	})
 }
 
-// unread is memory that its program has unmapped before it is read.
+// unread is memory that its program has unmapped before the read.
 type unread struct{ *umem.Local }
 
 func (unread) ReadV([][]byte, uint64) error { return umem.ErrFault }
 
-// TestResponsesBeforeUnreadable tests that the responses of earlier READs are not lost with one whose memory cannot be
-// read: they arrive without a retransmission.
+// TestResponsesBeforeUnreadable tests that a READ of unreadable memory does not lose the responses of earlier READs:
+// they arrive without a retransmission.
 func TestResponsesBeforeUnreadable(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, size := range []int{8, 3000} {

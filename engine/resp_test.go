@@ -13,10 +13,10 @@ import (
 	"verbena/roce"
 )
 
-// dialogue is a test that plays a's part with packets of its own and watches what b's queue pair answers.
+// dialogue is a test that plays the part of a with packets of its own, and checks the answers of b's queue pair.
 type dialogue struct {
 	*bench
-	seen int // packets of b that were looked at
+	seen int // number of checked packets of b
 }
 
 func newDialogue(t *testing.T, typ ib.QPType, c conn) *dialogue {
@@ -34,14 +34,14 @@ type request struct {
 	ack  bool // asks for an acknowledgement
 	va   uint64
 	rkey uint32
-	len  int // of the message
+	len  int // length of the message
 	add  uint64
 
 	flush roce.FlushType
 	level roce.FlushLevel
 }
 
-// say has packets arrive together.
+// say delivers packets together.
 func (d *dialogue) say(list ...request) {
 	d.t.Helper()
 	var packets [][]byte
@@ -70,7 +70,7 @@ func (d *dialogue) say(list ...request) {
 	synctest.Wait()
 }
 
-// hears lists what b has sent since: opcode, PSN, syndrome of an acknowledgement, bytes of payload.
+// hears checks the packets of b since the last call: opcode, PSN, syndrome of an acknowledgement, bytes of payload.
 func (d *dialogue) hears(want ...string) {
 	d.t.Helper()
 	synctest.Wait()
@@ -163,7 +163,7 @@ func TestRequester(t *testing.T) {
 	}
 }
 
-// TestResponder plays dialogues, packet by packet.
+// TestResponder runs dialogues, packet by packet.
 func TestResponder(t *testing.T) {
 	const mtu = 256
 	var (
@@ -241,7 +241,7 @@ func TestResponder(t *testing.T) {
 		}},
 		{"send with invalidate of a key that is none", conn{}, 2, func(d *dialogue) {
 			d.say(only(0), request{op: roce.RCSendOnlyWithInvalidate, psn: 1, n: 10})
-			d.hears("ACK 0") // and neither ACK nor NAK to what failed
+			d.hears("ACK 0") // neither an ACK nor a NAK for the failed request
 			d.b.expect(ib.WC{Opcode: ib.WCRecv}, ib.WC{ID: 1, Status: ib.WCMWBindErr})
 			d.say(request{op: roce.RCSendOnlyWithInvalidate, psn: 1, n: 10})
 			d.hears()
@@ -311,7 +311,7 @@ func TestResponder(t *testing.T) {
 			}
 			block(true)
 			d.say(read)
-			// Meanwhile the first answer has arrived: the requester goes on.
+			// Meanwhile the first answer has arrived, and the requester continues.
 			next := read
 			next.psn = 1
 			d.say(next)

@@ -12,7 +12,7 @@ import (
 	"verbena/roce"
 )
 
-// connectAs connects with exactly these attributes of a; conn cannot say 0.
+// connectAs connects with exactly these attributes of a. conn cannot express 0.
 func (b *bench) connectAs(timeout, retry, rnrRetry, rnrTimer uint8) {
 	b.t.Helper()
 	toRTR(b.t, b.a.qp, b.b.dev, b.b.qp.Num(), conn{})
@@ -24,7 +24,7 @@ func (b *bench) connectAs(timeout, retry, rnrRetry, rnrTimer uint8) {
 		ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic))
 }
 
-// sends are the times at which a has sent a SEND.
+// sends returns the times at which a has sent a SEND.
 func (b *bench) sends() (at []time.Time) {
 	for _, p := range b.net.Packets() {
 		if p.Src == addrA && roce.BTH(p.Data).Opcode() == roce.RCSendOnly {
@@ -34,8 +34,8 @@ func (b *bench) sends() (at []time.Time) {
 	return at
 }
 
-// TestRNRTimers: after an RNR NAK the requester waits for what the responder's code stands for (IBA table 45), whatever
-// its own timers are.
+// TestRNRTimers tests that after an RNR NAK the requester waits for the time of the responder's code (IBA table 45),
+// independently of its own timers.
 func TestRNRTimers(t *testing.T) {
 	for code := range uint8(32) {
 		bubble(t, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestRNRTimers(t *testing.T) {
 	}
 }
 
-// TestRNRRetryCount: 0 to 6 are how often it is sent again, 7 is for ever (IBA 9.7.5.2).
+// TestRNRRetryCount tests the RNR retry count: 0 to 6 retransmissions, or any number for 7 (IBA 9.7.5.2).
 func TestRNRRetryCount(t *testing.T) {
 	const code = 14 // 1.28 ms at most
 	for count := range uint8(8) {
@@ -86,8 +86,8 @@ func TestRNRRetryCount(t *testing.T) {
 	}
 }
 
-// TestAckTimeouts: with a code n from 1 to 31 a try lasts from 4.096 µs * 2^n to four times that (IBA 9.7.6.1.3), but
-// never less than transport.MinTimeout; the retry count says how many follow the first.
+// TestAckTimeouts tests the time of a try with each code n from 1 to 31: between 4.096 µs * 2^n and four times that
+// (IBA 9.7.6.1.3), but at least transport.MinTimeout. The retry count is the number of further tries.
 func TestAckTimeouts(t *testing.T) {
 	for code := uint8(1); code < 32; code++ {
 		for _, retry := range []uint8{0, 1, 7} {
@@ -107,12 +107,12 @@ func TestAckTimeouts(t *testing.T) {
 	}
 }
 
-// TestNAKs: how a requester takes each NAK of its oldest request (IBA 9.7.5.2).
+// TestNAKs tests the reaction of a requester to each NAK of its oldest request (IBA 9.7.5.2).
 func TestNAKs(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		syndrome roce.Syndrome
-		status   ib.WCStatus // WCSuccess: it sends again
+		status   ib.WCStatus // WCSuccess: a retransmission
 	}{
 		{"PSN sequence error", roce.NAKPSNSequenceError, ib.WCSuccess},
 		{"receiver not ready", roce.RNRNAK(1), ib.WCSuccess},
@@ -153,8 +153,8 @@ func TestNAKs(t *testing.T) {
 	}
 }
 
-// TestIncomingReadLimit: a READ more than max_dest_rd_atomic allows is an invalid request; what
-// was asked for before it is answered.
+// TestIncomingReadLimit tests that one READ more than max_dest_rd_atomic is an invalid request, and that the earlier
+// READs are answered.
 func TestIncomingReadLimit(t *testing.T) {
 	h := newHostile(t)
 	defer h.close()
@@ -165,7 +165,7 @@ func TestIncomingReadLimit(t *testing.T) {
 			rkey: h.key(regionReadable), length: 8})
 	}
 	full := true
-	h.net.Full = func(_ netip.Addr) bool { return full } // nothing is answered yet
+	h.net.Full = func(_ netip.Addr) bool { return full } // no answer is sent yet
 	h.inject(list...)
 	h.run()
 	full = false
@@ -184,8 +184,8 @@ func TestIncomingReadLimit(t *testing.T) {
 	}
 }
 
-// TestSendQueueError: an error of an unreliable connection's send queue is its own (IBA 10.3.1): what follows is
-// flushed, receives go on, and the consumer takes it back to RTS.
+// TestSendQueueError tests an error of an unreliable connection's send queue (IBA 10.3.1): later requests are
+// flushed, receives continue, and the consumer can return the queue pair to RTS.
 func TestSendQueueError(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUC

@@ -12,8 +12,8 @@ import (
 	"verbena/link/simnet"
 )
 
-// TestStaleRead tests that a connection survives an RDMA READ request that the network has held up: another copy of it
-// has been answered, and its memory has been invalidated or deregistered since.
+// TestStaleRead tests that a connection survives an RDMA READ request that the network has delayed. Meanwhile another
+// copy of the request has been answered, and its memory has been invalidated or deregistered.
 func TestStaleRead(t *testing.T) {
 	for _, how := range []string{"SEND with invalidate", "deregistration"} {
 		t.Run(how, func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestStaleRead(t *testing.T) {
 				if wc := b.b.poll(1)[0]; wc.Status != ib.WCSuccess {
 					t.Fatalf("receive: %v", wc.Status)
 				}
-				if op == ib.WRSend { // the answer says that the memory is not needed any more
+				if op == ib.WRSend { // the answer shows that the memory is no longer needed
 					check(t, m.Dereg())
 					b.b.mrs = nil
 				}
