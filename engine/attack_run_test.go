@@ -10,8 +10,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRunQueueUnderAttack: threads that post, ring, look, change states and make programs slow, all at once, leave
-// nothing behind: in the end no queue pair is being run, no event waits, no train counts, and messages flow.
+// TestRunQueueUnderAttack runs threads that post, ring doorbells, look at queue pairs, change states and make
+// programs slow, all at once. At the end, no queue pair is running, no event waits, no train counts, and messages
+// arrive.
 func TestRunQueueUnderAttack(t *testing.T) {
 	for _, shortcut := range []bool{true, false} {
 		b := newBench(t, setup{shortcut: shortcut, cqe: 30000})
@@ -26,7 +27,7 @@ func TestRunQueueUnderAttack(t *testing.T) {
 		self := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
 		toRTR(t, self, b.a.dev, self.Num(), conn{})
 		toRTS(t, self, conn{})
-		// Whatever is written has memory of its own, by queue pair and direction; what is read from is never written.
+		// Each queue pair and direction writes to memory of its own. Memory that is read from is never written.
 		const source, room = 0, 8192
 		write := func(n, to *node, qp *ib.QP, place int, r *rand.Rand) {
 			wr := ib.SendWR{
@@ -119,8 +120,7 @@ func TestRunQueueUnderAttack(t *testing.T) {
 	}
 }
 
-// TestLifeUnderAttack: queue pairs are reset, connected anew, put into the error state and destroyed while others send
-// to them.
+// TestLifeUnderAttack resets, reconnects and destroys queue pairs, and moves them to ERR, while others send to them.
 func TestLifeUnderAttack(t *testing.T) {
 	for _, shortcut := range []bool{true, false} {
 		b := newBench(t, setup{shortcut: shortcut, cqe: 30000})

@@ -54,10 +54,10 @@ func (p *pingPong) one(t testing.TB) {
 	}
 }
 
-// BenchmarkSendShortcut: one message at a time between two devices of a Fabric.
+// BenchmarkSendShortcut sends one message at a time between two devices of a Fabric.
 func BenchmarkSendShortcut(b *testing.B) { benchmarkSend(b, setup{shortcut: true}) }
 
-// BenchmarkSendUDP: the same through the host's loopback interface.
+// BenchmarkSendUDP sends one message at a time through the host's loopback interface.
 func BenchmarkSendUDP(b *testing.B) { benchmarkSend(b, loopback()) }
 
 func loopback() setup {
@@ -66,10 +66,10 @@ func loopback() setup {
 	return setup{network: link.UDP(link.UDPOptions{}), addrs: [2]netip.Addr{at(1), at(2)}}
 }
 
-// BenchmarkStreamUDP: writes of 64 KB, 32 of them outstanding, through the host's loopback interface.
+// BenchmarkStreamUDP sends writes of 64 KB, 32 of them in flight, through the host's loopback interface.
 func BenchmarkStreamUDP(b *testing.B) { benchmarkStream(b, loopback()) }
 
-// BenchmarkStreamShortcut: the same between two devices of a Fabric.
+// BenchmarkStreamShortcut sends writes of 64 KB, 32 of them in flight, between two devices of a Fabric.
 func BenchmarkStreamShortcut(b *testing.B) { benchmarkStream(b, setup{shortcut: true}) }
 
 func benchmarkStream(b *testing.B, s setup) {
@@ -114,10 +114,10 @@ func benchmarkSend(b *testing.B, s setup) {
 	}
 }
 
-// TestDataPathAllocates checks that it does not.
+// TestDataPathAllocates tests that messages cost no allocation.
 func TestDataPathAllocates(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector makes sync.Pool drop what it holds")
+		t.Skip("the race detector makes sync.Pool drop its buffers")
 	}
 	for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead} {
 		for _, size := range []int{64, 100_000} {

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestConcurrentPosting has many goroutines post to one pair of queue pairs, in both directions, and poll it, over
-// the shortcut and over the network, with the shortcut going on and off between.
+// TestConcurrentPosting posts from many goroutines to one pair of queue pairs, in both directions, and polls it, over
+// the shortcut and over the network. The shortcut is turned on and off in between.
 func TestConcurrentPosting(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -47,8 +47,8 @@ func TestConcurrentPosting(t *testing.T) {
 					}
 				})
 			}
-			// Each message carries its sender's number and its place; they must arrive in order of posting for each
-			// sender, all of them, once.
+			// Each message carries the number of its sender and its position. The messages of each sender must arrive
+			// in the order of posting, all of them, once.
 			var wg sync.WaitGroup
 			for _, dir := range []struct{ from, to *node }{{b.a, b.b}, {b.b, b.a}} {
 				for i := range 100 {
@@ -80,7 +80,7 @@ func TestConcurrentPosting(t *testing.T) {
 					wg.Go(func() {
 						over := func() bool { return received.Load()+sent.Load() >= 2*total || t.Failed() }
 						look := func() (some bool) {
-							mu.Lock() // so that the order of polling is the order of looking
+							mu.Lock() // the order of the checks is the order of polling
 							defer mu.Unlock()
 							var wc [4]ib.WC
 							k, err := n.cq.Poll(wc[:])
@@ -128,7 +128,7 @@ func TestDestroyUnderLoad(t *testing.T) {
 		b.connect(conn{})
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
-		wg.Go(func() { // keeps the devices busy beside
+		wg.Go(func() { // keeps the devices busy with other work
 			for {
 				select {
 				case <-stop:
@@ -158,7 +158,7 @@ func TestDestroyUnderLoad(t *testing.T) {
 				read.Opcode = ib.WRRDMARead
 				a.PostSend(wr, read, wr, read)
 			})
-			arrived(20 * (i % 10)) // at another moment each time
+			arrived(20 * (i % 10)) // another time for each i
 			check(t, mr.Dereg())
 			check(t, z.Destroy())
 			arrived(30 * (i % 10))

@@ -15,10 +15,10 @@ import (
 // concurrent are the groups of checks with several threads.
 var concurrent = []string{"Reentrant", "Callback", "CQ", "SRQ", "HotPlug", "DeviceError", "Disassociate", "Load"}
 
-// TestContract: the driver keeps the midlayer's contract, on both ways that its packets take. The checks with several
-// threads also run while neighbours on the same network keep the engine busy. With the race detector, the suite runs on
-// the shortcut, and the checks with several threads on the wire, under load. -short runs it on the shortcut alone;
-// TestModel takes both ways.
+// TestContract checks that the driver keeps the midlayer's contract, on both paths of packets. The checks with
+// several threads also run while neighbours on the same network keep the engine busy. With the race detector, the
+// suite runs on the shortcut, and the checks with several threads run on the wire, under load. With -short, the suite
+// runs only on the shortcut; TestModel uses both paths.
 func TestContract(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -34,7 +34,7 @@ func TestContract(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract()), ibtest.Load(1)}
-			if c.load { // a bubble waits until the neighbours do
+			if c.load { // a bubble would wait until the neighbours block
 				options = []ibtest.Option{ibtest.Seeds(-1), ibtest.Load(1), ibtest.Groups(concurrent...)}
 			}
 			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
@@ -70,10 +70,10 @@ func seedsOfContract() int {
 	return 100
 }
 
-// keepBusy has two more devices write to each other, both ways, until the test ends.
+// keepBusy starts two more devices, which write to each other in both directions until the test ends.
 func keepBusy(t testing.TB, s setup) {
 	b := newBench(t, s)
-	b.connect(conn{timeout: 18, retry: 7}) // a machine that is overloaded is not a peer that is lost
+	b.connect(conn{timeout: 18, retry: 7}) // a peer on an overloaded machine is not lost
 	stop, done := make(chan struct{}), make(chan struct{}, 2)
 	for _, way := range []struct{ from, to *node }{{b.a, b.b}, {b.b, b.a}} {
 		go func() {

@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// countedSpace is memory of this process that counts its copies, each of which is a system call for that of a program.
+// countedSpace is memory of this process that counts its copies. For memory of a program, each copy is a system call.
 type countedSpace struct {
 	*umem.Local
 	reads, writes int
@@ -24,7 +24,7 @@ func (s *countedSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.Local.WriteV(src, addr)
 }
 
-// passList has the passes of a device. A thread may need one while another has one.
+// passList holds the passes of a device. A thread may need a pass while another thread has one.
 type passList struct {
 	mu   sync.Mutex
 	list []*pass
@@ -37,7 +37,7 @@ func (l *passList) add(p *pass) *pass {
 	return p
 }
 
-// runs returns how often they have run a queue pair.
+// runs returns the number of runs of queue pairs by the passes.
 func (l *passList) runs() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,12 +47,12 @@ func (l *passList) runs() (n int) {
 	return n
 }
 
-// TestMessageCosts counts what a message costs between two devices of a Fabric, at an MTU of 4096: how often a queue pair is run,
-// the copies at either end, and the packets, acknowledgements among them. A change that adds one has to change this table.
-// TestDataPathAllocates counts allocations, none.
+// TestMessageCosts counts the costs of a message between two devices of a Fabric, at an MTU of 4096: the runs of a
+// queue pair, the copies at either end, and the packets, including acknowledgements. A change that adds one must
+// change this table. TestDataPathAllocates tests that there are no allocations.
 func TestMessageCosts(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector makes sync.Pool drop what it holds")
+		t.Skip("the race detector makes sync.Pool drop its buffers")
 	}
 	type cost struct{ runs, reads, writes, packets int }
 	for _, c := range []struct {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestUserShares tests that each user finds room after the users before have taken all that they could, and that room
-// is given back.
+// TestUserShares tests that each user finds room after earlier users have taken all that they could, and that users
+// return their room.
 func TestUserShares(t *testing.T) {
 	s := userShares{room: 4079}
 	take := func(owner any) (n int) {

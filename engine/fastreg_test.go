@@ -15,7 +15,7 @@ import (
 	"verbena/umem"
 )
 
-// allocMR makes a region for work requests, mapped to the buffer of n.
+// allocMR allocates a region for work requests, and maps it to the buffer of n.
 func (n *node) allocMR(pd *ib.PD) *ib.MR {
 	n.t.Helper()
 	if pd == nil {
@@ -33,7 +33,7 @@ func (n *node) mapMR(mr *ib.MR) {
 	check(n.t, mr.Map(n.mem, nil, []umem.Range{{Addr: n.addr, Length: uint64(len(n.buf))}}, n.addr))
 }
 
-// fastReg registers it with all rights, and returns the key.
+// fastReg registers a region with all rights, and returns the key.
 func (n *node) fastReg(mr *ib.MR) uint32 {
 	n.t.Helper()
 	mr.UpdateKey(uint8(mr.RKey()) + 1)
@@ -44,7 +44,7 @@ func (n *node) fastReg(mr *ib.MR) uint32 {
 	return mr.RKey()
 }
 
-// TestFastReg: what the specification asks of a fast registration (IBA 10.6.3), and the states of the region.
+// TestFastReg tests the rules for a fast registration (IBA 10.6.3), and the states of the region.
 func TestFastReg(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -110,14 +110,15 @@ func TestFastReg(t *testing.T) {
 	}
 }
 
-// TestFastRegLocal uses the key for memory of the consumer's own.
+// TestFastRegLocal uses the key for the consumer's own memory.
 func TestFastRegLocal(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBench(t, s)
 		b.connect(conn{})
 		mr := b.a.allocMR(nil)
 		fill(b.a.buf, 4)
-		// Registered, used and invalidated in one list: each waits for what is before it as it must.
+		// The region is registered, used and invalidated in one list. Each request waits for the earlier ones if
+		// necessary.
 		mr.UpdateKey(7)
 		key := mr.LKey()
 		sge := func(off int) []ib.SGE { return []ib.SGE{{Addr: b.a.addr + uint64(off), Length: 9000, LKey: key}} }
@@ -140,8 +141,8 @@ func TestFastRegLocal(t *testing.T) {
 	})
 }
 
-// TestLocalUnderLoss: work requests without packets take effect once and complete in their order, whatever has to be
-// sent again around them.
+// TestLocalUnderLoss tests that work requests without packets take effect once and complete in order, while packets
+// of other requests are retransmitted.
 func TestLocalUnderLoss(t *testing.T) {
 	for _, seed := range seeds(20) {
 		bubble(t, func(t *testing.T) {
@@ -189,7 +190,8 @@ func TestLocalUnderLoss(t *testing.T) {
 	}
 }
 
-// TestInvalidateWaits: what may have to be sent again keeps its memory, and an invalidation waits for it.
+// TestInvalidateWaits tests that a request keeps its memory for retransmissions, and that an invalidation waits for
+// the request.
 func TestInvalidateWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
@@ -210,7 +212,8 @@ func TestInvalidateWaits(t *testing.T) {
 	})
 }
 
-// TestLocalFence: with a fence, a work request without packets waits for what is to be answered.
+// TestLocalFence tests that a work request without packets, with a fence, waits for the responses to earlier
+// requests.
 func TestLocalFence(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
@@ -230,7 +233,7 @@ func TestLocalFence(t *testing.T) {
 	})
 }
 
-// TestRereg: the keys give the rights, the memory and the domain that the region has now.
+// TestRereg tests that the keys give the present rights, memory and domain of the region.
 func TestRereg(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})

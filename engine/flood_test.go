@@ -25,15 +25,15 @@ var floods = flag.Bool("flood", false, "run TestFlood, which takes all processor
 
 // floodKinds are the packets of a flood.
 var floodKinds = []string{
-	"garbage",       // its ICRC is wrong
+	"garbage",       // the ICRC is wrong
 	"stranger",      // for a queue pair that does not exist
-	"forged sender", // for the neighbour's queue pair, from addresses that are not its peer's
+	"forged sender", // for the neighbour's queue pair, from other addresses than the peer address
 }
 
 const floodEnv = "VERBENA_TEST_FLOOD"
 
-// TestFlood measures what a neighbour has while another process sends packets to the device's address as fast as it can, and
-// while it sends the same packets to a port that is closed: at least half of that. The service's memory does not grow.
+// TestFlood measures the message rate of a neighbour while another process floods the device's address. The rate must
+// be at least half of the rate during the same flood to a closed port. The service's memory must not grow.
 func TestFlood(t *testing.T) {
 	if plan := os.Getenv(floodEnv); plan != "" {
 		flood(t, plan)
@@ -81,7 +81,7 @@ func TestFlood(t *testing.T) {
 
 const floodTime = 2 * time.Second
 
-// rate is how many messages the neighbours exchange in a second, during a flood if there is a plan for one.
+// rate returns the number of messages per second between the neighbours, during a flood if plan is not nil.
 func (b *bench) rate(plan []string) float64 {
 	b.t.Helper()
 	if plan != nil {
@@ -94,7 +94,7 @@ func (b *bench) rate(plan []string) float64 {
 			check(b.t, cmd.Process.Kill())
 			_ = cmd.Wait()
 		}()
-		_, err = out.Read(make([]byte, 1)) // it floods
+		_, err = out.Read(make([]byte, 1)) // the flood has begun
 		check(b.t, err)
 	}
 	n, began := 0, time.Now()
@@ -107,7 +107,7 @@ func (b *bench) rate(plan []string) float64 {
 	return float64(n) / time.Since(began).Seconds()
 }
 
-// flood is the other process.
+// flood runs the flooding process.
 func flood(t *testing.T, plan string) {
 	i := strings.LastIndex(plan, " 127.")
 	kind, rest := plan[:i], strings.Fields(plan[i:])
@@ -140,7 +140,7 @@ func flood(t *testing.T, plan string) {
 		}
 		fds, packets = append(fds, fd), append(packets, buf)
 	}
-	for end, batches := time.Now().Add(time.Minute), 0; time.Now().Before(end); batches++ { // it is killed before
+	for end, batches := time.Now().Add(time.Minute), 0; time.Now().Before(end); batches++ { // killed earlier
 		for i := range batch {
 			_ = unix.Sendto(fds[i%len(fds)], packets[i%len(fds)], 0, dst)
 		}

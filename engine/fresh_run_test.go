@@ -18,8 +18,8 @@ import (
 	"verbena/umem"
 )
 
-// TestLookBeforeTheDoorbell: a program that has posted without a doorbell, from memory that does not answer, does not
-// stop a thread that has a task for its queue pair.
+// TestLookBeforeTheDoorbell tests a program that has posted without a doorbell, from memory that does not answer. It
+// must not block a thread that has a task for its queue pair.
 func TestLookBeforeTheDoorbell(t *testing.T) {
 	for _, look := range []struct {
 		name string
@@ -70,7 +70,7 @@ func TestLookBeforeTheDoorbell(t *testing.T) {
 	}
 }
 
-// sendingTo is a network whose endpoints send by a function.
+// sendingTo is a network with endpoints that call a function to send.
 type sendingTo func(t *link.Train) error
 
 type sendingToEndpoint struct {
@@ -85,7 +85,7 @@ func (e *sendingToEndpoint) Addr() netip.Addr         { return e.addr }
 func (e *sendingToEndpoint) Send(t *link.Train) error { return e.send(t) }
 func (e *sendingToEndpoint) Close() error             { return nil }
 
-// TestQueryOfABusySender: Query returns although its consumer's other threads go on posting.
+// TestQueryOfABusySender tests that Query returns while other threads of the consumer continue to post.
 func TestQueryOfABusySender(t *testing.T) {
 	const most = 4 * passBudget / trainCost
 	var sent atomic.Int64
@@ -117,8 +117,8 @@ func TestQueryOfABusySender(t *testing.T) {
 	close(returned)
 }
 
-// TestDestroyBehindAStoppedPass: trains for a queue pair that is being destroyed, and waits behind its program's
-// memory, do not count with their sender for ever.
+// TestDestroyBehindAStoppedPass destroys a queue pair that waits behind its program's memory. The trains for it must
+// not count with their sender forever.
 func TestDestroyBehindAStoppedPass(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		b := newBench(t, setup{shortcut: true})
@@ -131,7 +131,7 @@ func TestDestroyBehindAStoppedPass(t *testing.T) {
 			data)
 		check(t, err)
 		p := front.dev.begin(false)
-		for _, stops := range []*QP{front, qpOf(middle)} { // the pass, and the program's goroutine
+		for _, stops := range []*QP{front, qpOf(middle)} { // the pass, and the goroutine of the program
 			p.post(stops, func(p *pass) {
 				p.enter(stops)
 				x.space.wait()
@@ -171,7 +171,7 @@ func TestDestroyBehindAStoppedPass(t *testing.T) {
 	}
 }
 
-// TestSmallTrainsOfALane: what waits for a program that does not answer is bounded in memory, also where it is short.
+// TestSmallTrainsOfALane tests that the memory for short trains that wait for an unresponsive program is bounded.
 func TestSmallTrainsOfALane(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	x := newSilentProgram(b, ib.QPTypeUC)
@@ -201,11 +201,11 @@ func TestSmallTrainsOfALane(t *testing.T) {
 	p.todo = append(p.todo, qp)
 	p.end()
 	if n := qp.lane.bytes.Load(); n != 0 {
-		t.Errorf("afterwards %d bytes are in the lane", n)
+		t.Errorf("afterwards %d bytes wait, want 0", n)
 	}
 }
 
-// TestWayReturnsUnderTrain: messages of which some have left by the network when the shortcut is allowed again arrive
+// TestWayReturnsUnderTrain allows the shortcut again after some messages have left by the network. All must arrive
 // once.
 func TestWayReturnsUnderTrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -251,7 +251,7 @@ func TestWayReturnsUnderTrain(t *testing.T) {
 	})
 }
 
-// TestDisassociateOfASilentProgram: its queue pairs are flushed when the memory answers.
+// TestDisassociateOfASilentProgram tests that queue pairs of a silent program are flushed when the memory answers.
 func TestDisassociateOfASilentProgram(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	x := newSilentProgram(b, ib.QPTypeRC)
@@ -274,8 +274,8 @@ func TestDisassociateOfASilentProgram(t *testing.T) {
 	}
 }
 
-// TestPostToASilentProgram: PostSend, which may not sleep, returns although the memory of the peer's program does not
-// answer.
+// TestPostToASilentProgram tests that PostSend, which may not sleep, returns while the memory of the peer's program
+// does not answer.
 func TestPostToASilentProgram(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
 		b := newBench(t, setup{shortcut: true})
@@ -299,7 +299,7 @@ func TestPostToASilentProgram(t *testing.T) {
 	}
 }
 
-// busySpace is memory that a function is called for at each write.
+// busySpace is memory that calls a function for each write.
 type busySpace struct {
 	*umem.Local
 	written func()
@@ -310,8 +310,8 @@ func (s *busySpace) WriteV(src [][]byte, addr uint64) error {
 	return s.Local.WriteV(src, addr)
 }
 
-// TestPostToABusyReceiver: PostSend returns although other threads go on sending to the receiver, which has nothing to
-// answer.
+// TestPostToABusyReceiver tests that PostSend returns while other threads continue to send to the receiver, which
+// answers nothing.
 func TestPostToABusyReceiver(t *testing.T) {
 	const most = 2 * passBudget / trainCost
 	b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC})
@@ -342,10 +342,10 @@ func TestPostToABusyReceiver(t *testing.T) {
 	check(t, mr.Dereg())
 }
 
-// TestStorm: queue pairs of every service send, while what is around them changes; in the end all rest, and
-// no train, event or byte counts as waiting.
+// TestStorm sends on queue pairs of every service while their environment changes. At the end all queue pairs rest,
+// and no train, event or byte counts as waiting.
 func TestStorm(t *testing.T) {
-	const room = 16 << 10 // that a queue pair writes to; what is read from lies before
+	const room = 16 << 10 // target memory of a queue pair; the source memory lies before it
 	for _, storm := range []struct {
 		name     string
 		qps, cqe int

@@ -28,7 +28,7 @@ func FuzzSendRing(f *testing.F) {
 		}
 		before := bytes.Clone(b.b.buf)
 		qp.Doorbell(nil)
-		// It ended, well or not, or it waits for a response.
+		// The request has completed, with or without success, or waits for a response.
 		if op := uapi.WROpcode(slot[12]); op != uapi.WRSend && op != uapi.WRSendWithImm && slot[13]|slot[14]|slot[15] == 0 {
 			if h, _ := uapi.Decode[uapi.RXESendWQE](slot); h.WR.RDMA().RKey != b.b.mr.RKey() && h.WR.Atomic().RKey != b.b.mr.RKey() && !bytes.Equal(before, b.b.buf) {
 				t.Error("the peer's memory was written without its key")

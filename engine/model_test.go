@@ -23,14 +23,14 @@ func modelSeeds() int {
 	return 120
 }
 
-// TestModel compares the driver with the model of package ibtest in all ways that packets take, with captures and
-// traces, on networks that delay, lose, repeat and reorder them, and with receivers that seem not to be ready. All of
-// it follows from the seed.
+// TestModel compares the driver with the model of package ibtest on all paths of packets: with captures and traces,
+// on networks that delay, lose, repeat and reorder packets, and with receivers that seem not to be ready. The seed
+// determines all choices.
 func TestModel(t *testing.T) {
 	ibtest.Model(t, modelDevice, ibtest.Bubble(), ibtest.Seeds(modelSeeds()))
 }
 
-// modelDevice makes the device of a seed.
+// modelDevice creates the device for a seed.
 func modelDevice(t testing.TB, seed uint64) (h *ib.DeviceHandle, lossy bool) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	inner := simnet.New(simnet.Config{
@@ -73,13 +73,13 @@ type way int
 
 const (
 	wayShortcut way = iota
-	wayWatched      // the shortcut, with captures and traces, which need each packet by itself
+	wayWatched      // the shortcut, with captures and traces, which need separate packets
 	wayWire
 )
 
 func (w way) String() string { return [...]string{"shortcut", "watched", "wire"}[w] }
 
-// loss is a fault of the network. Packets that take the shortcut have none.
+// loss is a fault of the network. Packets on the shortcut have none.
 type loss int
 
 const (

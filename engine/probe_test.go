@@ -9,8 +9,8 @@ import (
 	"verbena/roce"
 )
 
-// TestProbe loses the last packet of a message, or its acknowledgement: the requester
-// asks again long before its timeout, and no retry is counted. Without probes it waits for the timeout.
+// TestProbe loses the last packet of a message, or its acknowledgement. The requester retransmits long before its
+// timeout, and counts no retry. Without probes it waits for the timeout.
 func TestProbe(t *testing.T) {
 	for _, c := range []struct {
 		name string

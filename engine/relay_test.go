@@ -7,8 +7,8 @@ import (
 	"verbena/ib/weak"
 )
 
-// relayed and relayChecks are nil, or the settings of the weak devices and of the checks that the programs of tests ask
-// for.
+// relayed and relayChecks are nil, or the settings for the programs of tests: those of the weak devices and of the
+// checks.
 var (
 	relayed     *weak.Config
 	relayChecks *ibcheck.ProgramConfig

@@ -14,7 +14,7 @@ import (
 	"verbena/reqtrace"
 )
 
-// tracedBench is a bench whose work requests are traced.
+// tracedBench is a bench with traces of its work requests.
 type tracedBench struct {
 	*bench
 	rec   *reqtrace.Recorder
@@ -395,7 +395,7 @@ func TestRequestTraceLoss(t *testing.T) {
 	})
 }
 
-// traced makes a set-up of which all work requests are traced.
+// traced returns a set-up with traces of all work requests.
 func (s setup) traced(t testing.TB) setup {
 	r := reqtrace.New(func(ib.UserContext) (reqtrace.Program, bool) { return reqtrace.Program{}, true })
 	mem := bytes.Repeat([]byte{1}, reqtrace.Size) // the kernel provides the pages now

@@ -22,7 +22,7 @@ import (
 	"verbena/umem"
 )
 
-// bench is two devices with a queue pair each, which are connected where the test says so.
+// bench is two devices with a queue pair each. connect connects them.
 type bench struct {
 	t    testing.TB
 	core ib.Core
@@ -46,7 +46,7 @@ type node struct {
 	notified int
 	events   []ib.EventType
 
-	// what tests have made besides, in the order in which it goes
+	// More objects of tests, in the order of their destruction.
 	mws []*ib.MW
 	mrs []*ib.MR
 	pds []*ib.PD
@@ -55,8 +55,8 @@ type node struct {
 type setup struct {
 	shortcut bool
 	net      simnet.Config
-	network  link.Network // instead of a simnet, with its own addresses
-	fabric   *Fabric      // instead of a new one
+	network  link.Network // replaces the simnet, with addresses of its own
+	fabric   *Fabric      // replaces a new one
 	addrs    [2]netip.Addr
 	typ      ib.QPType
 	cap      ib.QPCap
@@ -85,23 +85,23 @@ const (
 
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 
-// takeRun makes the calling thread the one that runs the queue pair, as soon as no other does any more.
+// takeRun makes the calling thread the owner of the queue pair, as soon as no other thread runs it.
 func takeRun(qp *QP) {
 	for !qp.activity.wake() {
 		runtime.Gosched()
 	}
 }
 
-// unwatched keeps the watchdogs from looking: a thread that lost its processor is not to make a program slow.
+// unwatched stops the watchdogs, because a thread without a processor must not make a program slow.
 func (b *bench) unwatched() {
 	for _, n := range []*node{b.a, b.b} {
-		for !n.dev.watchdog.on.CompareAndSwap(false, true) { // one that looks already stops when there is no copy any more
+		for !n.dev.watchdog.on.CompareAndSwap(false, true) { // a running watchdog stops when there is no copy
 			runtime.Gosched()
 		}
 	}
 }
 
-// watched lets the watchdogs look again.
+// watched starts the watchdogs again.
 func (b *bench) watched() {
 	for _, n := range []*node{b.a, b.b} {
 		n.dev.watchdog.on.Store(false)
@@ -166,7 +166,7 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 	return b.nodeOn(dev, s)
 }
 
-// nodeOn registers a device and makes the consumer.
+// nodeOn registers a device and creates the consumer.
 func (b *bench) nodeOn(dev *Device, s setup) *node {
 	b.t.Helper()
 	dev.SetShortcut(s.shortcut)
@@ -234,7 +234,7 @@ func (b *bench) close() {
 	}
 }
 
-// conn are the attributes of a connection; the zero value of a field means its default.
+// conn holds the attributes of a connection; the zero value of a field means its default.
 type conn struct {
 	mtu                    ib.MTU
 	psn                    uint32
@@ -368,7 +368,7 @@ func (n *node) poll(want int) []ib.WC {
 	return got
 }
 
-// none checks that no completion is waiting.
+// none checks that the completion queue is empty.
 func (n *node) none() {
 	n.t.Helper()
 	var wc [1]ib.WC
@@ -391,7 +391,7 @@ func (n *node) expect(want ...ib.WC) {
 	}
 }
 
-// fill writes what a seed stands for.
+// fill writes the data for a seed.
 func fill(b []byte, seed uint64) {
 	r := rand.NewPCG(seed, 2)
 	for ; len(b) >= 8; b = b[8:] {
@@ -434,7 +434,7 @@ func TestTransfer(t *testing.T) {
 			b := newBenchIn(t, s)
 			b.connect(conn{mtu: mtu, psn: 0xfffffe})
 			for i, size := range transferSizes {
-				if raceEnabled && size > 1<<16 && mtu != ib.MTU1024 { // make unit runs it once more without the race detector
+				if raceEnabled && size > 1<<16 && mtu != ib.MTU1024 { // make unit runs it without the race detector
 					continue
 				}
 				for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm,
@@ -513,7 +513,7 @@ func firstDifference(a, b []byte) int {
 	return -1
 }
 
-// The driver's sides of a consumer's objects.
+// The driver's objects for the objects of a consumer.
 func qpOf(qp *ib.QP) *QP {
 	q, _ := ib.As[*QP](deviceOf(qp).obj.QP(qp))
 	return q

@@ -17,7 +17,7 @@ import (
 	"verbena/roce"
 )
 
-// TestSpansApart: the packets that spans are taken apart into are those that would have been built for the network.
+// TestSpansApart tests that the packets from spans are equal to the packets that the network would get.
 func TestSpansApart(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
 		built := func(shortcut bool) (packets [][]byte, parts int) {
@@ -71,8 +71,8 @@ func TestSpansApart(t *testing.T) {
 	}
 }
 
-// TestSpansRefused: a message of which a packet in the middle is refused ends the same by the shortcut and by the
-// network: with the same completions, states, counters and bytes written.
+// TestSpansRefused tests that a message with a refused packet in the middle ends the same over the shortcut and over
+// the network: with the same completions, states, counters and stored bytes.
 func TestSpansRefused(t *testing.T) {
 	const size = 20_000 // 20 packets
 	type outcome struct {
@@ -81,7 +81,7 @@ func TestSpansRefused(t *testing.T) {
 		memory         []byte
 		counters       map[string]uint64
 	}
-	bad := func(n *node, parts ...int) (list []ib.SGE) { // the last of them by a key that is none
+	bad := func(n *node, parts ...int) (list []ib.SGE) { // the last element has an invalid key
 		at := 0
 		for i, k := range parts {
 			s := n.sge(at, k)
@@ -169,7 +169,7 @@ func TestSpansRefused(t *testing.T) {
 							sent: completions(b.a), received: completions(b.b), states: [2]ib.QPState{b.a.qp.State(), b.b.qp.State()},
 							memory: slices.Concat(b.a.buf, b.b.buf), counters: map[string]uint64{},
 						}
-						// Acknowledgements, whose number differs, are among packets.
+						// Numbers of packets include acknowledgements, which differ.
 						way := func(name string, v uint64) bool {
 							return v == 0 || slices.Contains([]string{"sent_pkts", "rcvd_pkts", "sent_shortcut_pkts"}, name) ||
 								strings.HasPrefix(name, "wire_")
@@ -200,11 +200,11 @@ func TestSpansRefused(t *testing.T) {
 	}
 }
 
-// TestSpansAligned: what is copied from a memory, to the network's form and back, lies at the same place of a cache
-// line there.
+// TestSpansAligned tests that payload in the form of the network has the same offset in a cache line as in its
+// memory.
 func TestSpansAligned(t *testing.T) {
 	const size = 300_000
-	// places returns where the payload of each part lies in the network's form, and how long it is.
+	// places returns the address and the length of each part's payload in the form of the network.
 	type payload struct{ place, length uint64 }
 	places := func(qp *QP) (list []payload) {
 		for _, x := range qp.egress.queue {
@@ -225,7 +225,7 @@ func TestSpansAligned(t *testing.T) {
 		}
 		for i, p := range list {
 			if p.place%64 != source%64 {
-				t.Errorf("payload %d of what comes from %#x begins at %d of a cache line, want %d", i, source,
+				t.Errorf("payload %d from %#x begins at %d of a cache line, want %d", i, source,
 					p.place%64, source%64)
 			}
 			source += p.length
@@ -251,7 +251,7 @@ func TestSpansAligned(t *testing.T) {
 			aligned(t, sent, source[0].Addr)
 			b.a.poll(1)
 
-			// Another goroutine may still run the queue pair that has completed. It takes the request, too.
+			// Another goroutine may still run the queue pair of the completion. It would take the request, too.
 			synctest.Wait()
 			remote := b.b.addr + uint64(off)
 			to.exclusively(func(p *pass) {
@@ -269,7 +269,7 @@ func TestSpansAligned(t *testing.T) {
 	}
 }
 
-// TestSpansTraced: the trace of a queue pair has each packet of a span.
+// TestSpansTraced tests that the trace of a queue pair has each packet of a span.
 func TestSpansTraced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})

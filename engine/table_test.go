@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// TestTableAll tests that all goes through claimed numbers, below the first, as well as through those that were given out.
+// TestTableAll tests that all returns the objects of claimed numbers, below the first, and of reserved numbers.
 func TestTableAll(t *testing.T) {
 	var tab table[int]
 	tab.init(16, 64)
@@ -72,7 +72,7 @@ func TestTableNumbers(t *testing.T) {
 	}
 }
 
-// TestTableReuse tests that each number is given out again exactly once after many numbers were dropped.
+// TestTableReuse tests that each number is allocated again exactly once after many numbers were dropped.
 func TestTableReuse(t *testing.T) {
 	const first, limit = 5, 4000
 	var x table[int]
@@ -110,7 +110,7 @@ func TestTableReuse(t *testing.T) {
 	}
 }
 
-// TestNumbersReturn tests that the number of each ended object is given out again.
+// TestNumbersReturn tests that the number of each destroyed object is allocated again.
 func TestNumbersReturn(t *testing.T) {
 	b := newBench(t, setup{})
 	dev := b.a.dev

@@ -15,7 +15,7 @@ type tapFunc func(p *link.Tapped)
 
 func (f tapFunc) Packet(p *link.Tapped) { f(p) }
 
-// What takes the shortcut is seen twice: as it leaves one device and as it gets to the other.
+// TestTapShortcut tests that taps see a packet on the shortcut twice: at the sending and at the receiving device.
 func TestTapShortcut(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{shortcut: true})
@@ -36,7 +36,7 @@ func TestTapShortcut(t *testing.T) {
 				h := roce.BTH(p.Data)
 				if p.Time.IsZero() || !p.Unsealed || p.TTL != 64 || p.Out != (p.Src.Addr() == src) ||
 					p.Out && (p.QP != n.qp.Num() || h.DestQPN() != peer) || !p.Out && (p.QP != peer || h.DestQPN() != n.qp.Num()) {
-					t.Errorf("%s: a packet is told as %+v", n.dev.name, p)
+					t.Errorf("%s: a tapped packet: got %+v", n.dev.name, p)
 				}
 				seen[n] = append(seen[n], h.Opcode())
 			}))
@@ -54,7 +54,8 @@ func TestTapShortcut(t *testing.T) {
 	})
 }
 
-// TestMigReq: all packets of a queue pair, which is in path migration state MIGRATED, say so (IBA 17.2.8).
+// TestMigReq tests that all packets of a queue pair have the MigReq bit of path migration state MIGRATED (IBA
+// 17.2.8).
 func TestMigReq(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
 		bubble(t, func(t *testing.T) {

@@ -5,5 +5,5 @@ import (
 	"verbena/internal/gate"
 )
 
-// ibuser has the midlayer's calls for user contexts.
+// ibuser holds the midlayer's calls for user contexts.
 var ibuser = ib.ForUser(gate.NewKey())
