@@ -43,7 +43,7 @@ func resolve(d *Device, a *ib.AHAttr) (*path, error) {
 	} else if p.dst.Is6() && p.dst.IsLinkLocalUnicast() {
 		p.dst = p.dst.WithZone(at.netdev.Name)
 	}
-	// Use the address of the GID entry. A default GID may be no address of the interface. In that case use an address
+	// Use the endpoint of the source GID. The default GID may be no address of the interface. For it, use an endpoint
 	// of the destination's family.
 	own := at.gids[g.SGIDIndex].GID
 	for _, e := range at.endpoints {

@@ -299,7 +299,7 @@ func (s *scatter) flush(direct bool) (ok bool) {
 }
 
 // store collects data for the memory of a list of elements, from the off-th byte on. The data may be written later,
-// together with the following data. store returns false on failure, after it has ended the queue pair.
+// together with the following data. store returns false after a failure, which it has handled.
 func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off int, data []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(data) > 0 {
@@ -346,7 +346,7 @@ func (p *pass) storeAt(
 }
 
 // settle writes the collected data. It is called before a completion that promises the data, and before the packets
-// with the data are freed. It returns false on failure, after it has ended the queue pair.
+// with the data are freed. It returns false after a failure, which it has handled.
 func (p *pass) settle(qp *QP) bool {
 	s := &p.scatter
 	if s.to == nil {
@@ -363,7 +363,8 @@ func (p *pass) settle(qp *QP) bool {
 	return false
 }
 
-// unstorable ends a queue pair after a failed store.
+// unstorable handles a failed store. It ends the queue pair. On SRD, and for an RDMA WRITE on an unreliable
+// connection, it ends only the message.
 func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
 	switch kind {
 	case scatterSend:

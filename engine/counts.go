@@ -39,8 +39,8 @@ var countLimits = [numCounted]struct {
 	countFlow: {1 << 14, "flows"},
 }
 
-// limitCounts lowers the limits to the numbers that fit into the adapter's requests. One program cannot use all
-// numbers.
+// limitCounts lowers the limits to the numbers that fit into the adapter's requests. One program cannot use all of
+// these numbers.
 func (d *Device) limitCounts() {
 	if b := d.traits.QPSlotBits; b != 0 { // more than half, since the low bits of all numbers must differ
 		d.most[countQP] = 1<<(b-1) + 1

@@ -304,7 +304,7 @@ func (d *Device) random() uint32 {
 	return r.Uint32()
 }
 
-// Limits with the values of the kernel's rxe (rxe_param.h).
+// Limits and attributes with the values of the kernel's rxe (rxe_param.h).
 const (
 	maxRdAtomic  = 128
 	maxMsgSize   = 1 << 31

@@ -1,6 +1,6 @@
 // Package engine implements software devices. A [Device] speaks the InfiniBand transport protocol (IBA volume 1,
-// chapter 9) over UDP, all of it in this process. The package mirrors drivers/infiniband/sw/rxe, and keeps the map of
-// its files. Where the kernel's rxe departs from the specification, the engine follows the specification.
+// chapter 9) over UDP, all of it in this process. The package mirrors drivers/infiniband/sw/rxe; the table below maps
+// the files. Where the kernel's rxe departs from the specification, the engine follows the specification.
 //
 // The engine knows no layout of queues in memory. It reads decoded requests and writes completions through package
 // engine/queue. A driver is a personality of the engine: its [Config.Layout] is the form of the queues that programs
@@ -27,14 +27,14 @@
 //
 // # Threads
 //
-// The engine has no threads. A thread with an event for a queue pair begins a [pass], which works off a run queue of
-// queue pairs. The event is a doorbell or PostSend on the caller's thread, packets on the thread of an endpoint, or a
+// The engine has no threads. A thread with an event for a queue pair begins a [pass], which runs the queue pairs of a
+// run queue. The event is a doorbell or PostSend on the caller's thread, packets on the thread of an endpoint, or a
 // timer. pass.go and run.go have the path of a message from top to bottom. At most one thread runs a queue pair at a
-// time, and no thread waits for that: an event for a running queue pair is left to its thread. So a message takes three
-// runs: of the sender, of the receiver, and of the sender again for the acknowledgement. No lock is held while payload
-// is copied, packets are sent or completions are reported. A train for another device of the same [Fabric] is not sent:
-// it is an event of the peer, which the same pass runs next. A message between two programs of one service therefore
-// costs no change of thread and no system call. A goroutine finishes a pass that takes long.
+// time, and no thread waits for that: an event for a running queue pair is left to its thread. So a message takes
+// three runs: of the sender, of the receiver, and of the sender again for the acknowledgement. No lock is held while
+// payload is copied, packets are sent or completions are reported. A train for another device of the same [Fabric] is
+// not sent: it is an event of the peer, which the same pass runs next. A message between two programs of one service
+// therefore costs no change of thread and no system call. A goroutine finishes a long pass.
 //
 // # Memory
 //

@@ -48,9 +48,9 @@ type Hardware struct {
 	changed chan struct{} // closed and replaced when the state changes
 }
 
-// numbers holds the first free numbers for the next device.
+// numbers is the state of the allocation of numbers, which continues with the next device.
 type numbers struct {
-	qps, mrs, mws, srqs   uint32 // counts of numbers that the devices so far have allocated at least once
+	qps, mrs, mws, srqs   uint32 // counts of numbers that the devices so far have used at least once
 	qpKeys, keys, srqKeys keyGenerations
 
 	rand struct {
@@ -138,7 +138,7 @@ func (h *Hardware) probe() (*Device, error) {
 	return d, nil
 }
 
-// released removes a closed device from the adapter, and adds the numbers that the device has used.
+// released removes a closed device from the adapter, and adds its used numbers to h.numbers.
 func (h *Hardware) released(d *Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -64,8 +64,8 @@ type mr struct {
 	atomics *atomics
 	grant   atomic.Pointer[grant] // set under mu
 
-	// mu may be held while accesses end. An access never waits for mu. The lock of a window comes before that of its
-	// region.
+	// mu may be held during a wait for the end of accesses. An access never waits for mu. The lock of a window comes
+	// before that of its region.
 	//verbena:program work requests and commands of the region's domain hold mu, and the end of the domain
 	mu      sync.Mutex
 	pd      *pd

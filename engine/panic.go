@@ -73,7 +73,7 @@ func (d *Device) fail(why error) {
 	p := d.begin(false)
 	for qp := range d.qps.all() {
 		qp.lane.stall()
-		p.forgiveOne(qp) // its senders, on other devices, go on
+		p.forgiveOne(qp) // its senders, on other devices, continue
 	}
 	d.workers.start(p.finish)
 	d.workers.start(func() { d.obj.Fail(why) }) // Fail writes to the log

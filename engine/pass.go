@@ -46,7 +46,7 @@ type pass struct {
 	delivery
 	copying
 
-	method *QP      // the queue pair of the method, which may not sleep, that the pass works for; nil: none
+	method *QP      // the queue pair of a method that may not sleep, for which the pass works; nil: none
 	last   *QP      // the queue pair that was run last
 	lane   *lane    // the slow program that the pass works for; nil: none
 	held   *ib.Hold // holds the callbacks of the devices; nil: the callbacks run on other threads
@@ -179,8 +179,8 @@ func (p *pass) endOwn() {
 	p.endElsewhere()
 }
 
-// endElsewhere leaves the run queue to a goroutine. A pass with tasks for a queue pair of another program calls it
-// before it runs any: that program may have posted without a doorbell, from memory that does not answer.
+// endElsewhere leaves the run queue to a goroutine. A pass with tasks for a queue pair of another program ends in
+// this way without a run: that program may have posted without a doorbell, from memory that does not answer.
 func (p *pass) endElsewhere() {
 	if p.done == len(p.todo) {
 		p.release()
@@ -225,9 +225,8 @@ func (p *pass) step() {
 	}
 }
 
-// acquire makes the pass the owner of an idle queue pair, if the pass may run it. It reports whether it has.
-// acquire makes the pass the owner of an idle queue pair, if the pass may run it. It reports whether the pass owns
-// it.
+// acquire makes the pass the owner of an idle queue pair, if the pass may run it, and reports whether the pass owns
+// the queue pair. Otherwise the caller leaves an event.
 func (p *pass) acquire(qp *QP) bool { return !p.avoids(qp) && p.mayRun(qp) && qp.activity.wake() }
 
 // avoids reports whether the pass must not run the queue pair, because its program is slow.
@@ -236,7 +235,7 @@ func (p *pass) avoids(qp *QP) bool {
 	return l != p.lane && l.slow.Load() && !l.recovered()
 }
 
-// mayRun reports whether the method of the pass permits to run the queue pair.
+// mayRun reports whether the pass may run the queue pair while it works for its method.
 func (p *pass) mayRun(qp *QP) bool {
 	switch {
 	case p.method == nil:

@@ -147,8 +147,8 @@ func (r *responder) refuseInTurn(p *pass, psn roce.PSN, s roce.Syndrome, status 
 
 // refuse ends the queue pair for a fault of the peer or of the receive. The receive in progress completes with the
 // status; without such a receive, the consumer gets an event. Completion and event follow the change to ERR. A peer
-// that waits for an answer gets a NAK. On an unreliable connection, a peer's fault ends only the message
-// (classes A, C and D of IBA 9.9.3).
+// that waits for an answer gets a NAK. On an unreliable connection, a peer's fault ends only the message (classes A,
+// C and D of IBA 9.9.3).
 func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	qp := r.qp
 	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr

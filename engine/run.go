@@ -439,8 +439,9 @@ func (p *pass) deliver(to *QP, t *train) bool {
 	return true
 }
 
-// storesDirectly reports whether a write by a key waits for no program. If the key refers to other memory when the
-// receiver stores, it has referred to no memory in between. The peer is then refused as at that time.
+// storesDirectly reports whether a write by a key waits for no program. If the key refers to other memory by the time
+// of the store, the store may fail: in between, the key has referred to no memory, and the peer is refused as at that
+// time.
 func (qp *QP) storesDirectly(key uint32) bool {
 	g := qp.memory(qp.resp.domain(), key, ib.AccessRemoteWrite)
 	if g == nil {

@@ -17,7 +17,7 @@ import (
 //
 //   - A pass marks the begin and the end of a copy (pass.enter, leave). The device's watchdog finds passes that have
 //     been in a copy for stallTick or longer, gives their run queue to a goroutine, and marks the program as slow.
-//   - A goroutine of the program runs the queue pairs of a slow program (QP.lane). The packets that wait for them are
+//   - Each slow program has a goroutine that runs its queue pairs (QP.lane). The packets that wait for them are
 //     bounded. Further packets are lost, as in a network that is too slow.
 //   - Package link replaces a receive thread of the network that is blocked in a copy.
 //   - The watchdog answers a doorbell that is blocked in another program's memory (ib.Hold.Stalled).

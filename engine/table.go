@@ -46,7 +46,8 @@ func (t *table[T]) used() uint32 {
 	return t.fresh
 }
 
-// reserve allocates a number, or returns false if none is left. Lookups find no object under the number until set.
+// reserve allocates a number, or returns false if none is left. get finds no object with the number until set is
+// called.
 func (t *table[T]) reserve() (uint32, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,7 +70,8 @@ func (t *table[T]) reserve() (uint32, bool) {
 	return n, true
 }
 
-// claim allocates a number below first, or returns false if the number is taken. Lookups find no object until set.
+// claim allocates a number below first, or returns false if the number is taken. get finds no object with the number
+// until set is called.
 func (t *table[T]) claim(n uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -304,8 +304,8 @@ func (b *builder) finish(e *egress) {
 	b.t, b.middle = nil, false
 }
 
-// mark is the position of the first packet of a work request that has no payload yet. If the memory cannot be read,
-// the packets from the mark on are removed.
+// mark is the position of the first packet without payload in a work request. If the memory cannot be read, the
+// packets from the mark on are removed.
 type mark struct {
 	trains  int // in the egress queue before the packet's train
 	packets int // in the train before the packet
