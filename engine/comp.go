@@ -142,6 +142,7 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 		qp.ringGone()
 	}
 	traced := qp.trace.requestLog().sendDone(w, status)
+	qp.dev.countRequest(w.kind, w.length, status)
 	if status != uapi.WCSuccess {
 		qp.observeSend(w, status)
 	} else {

@@ -3,8 +3,10 @@ package engine
 import (
 	"sync/atomic"
 
+	"verbena/engine/transport"
 	"verbena/link"
 	"verbena/roce"
+	"verbena/uapi"
 )
 
 // counter identifies a statistic of the device. The names are those of the kernel's hw_counters (rxe_hw_counters.c).
@@ -51,6 +53,27 @@ const (
 	cntDropGap
 	cntDropPortDown
 	cntDropStalled
+
+	// The following counters exist only with queue.Traits.MessageCounters. Bytes of packets include headers; the others
+	// are of payload.
+	cntTxBytes
+	cntRxBytes
+	cntSendWRs
+	cntSendBytes
+	cntRecvWRs
+	cntRecvBytes
+	cntReadWRs
+	cntReadBytes
+	cntReadErrs
+	cntReadRespBytes
+	cntWriteWRs
+	cntWriteBytes
+	cntWriteErrs
+	cntWriteRecvBytes
+	cntRetransPkts
+	cntRetransBytes
+	cntRetransTimeouts
+	cntUnresponsive
 	numCounters
 )
 
@@ -92,6 +115,26 @@ var counterNames = [numCounters]string{
 	cntDropGap:          "drop_after_gap",           // follows a lost packet that was requested again
 	cntDropPortDown:     "drop_port_down",           // the port is down
 	cntDropStalled:      "drop_stalled",             // the program's memory does not answer, and too many packets wait
+
+	// The names are those of the kernel's efa (EFA_DEFINE_PORT_STATS).
+	cntTxBytes:         "tx_bytes",
+	cntRxBytes:         "rx_bytes",
+	cntSendWRs:         "send_wrs",
+	cntSendBytes:       "send_bytes",
+	cntRecvWRs:         "recv_wrs",
+	cntRecvBytes:       "recv_bytes",
+	cntReadWRs:         "rdma_read_wrs",
+	cntReadBytes:       "rdma_read_bytes",
+	cntReadErrs:        "rdma_read_wr_err",
+	cntReadRespBytes:   "rdma_read_resp_bytes",
+	cntWriteWRs:        "rdma_write_wrs",
+	cntWriteBytes:      "rdma_write_bytes",
+	cntWriteErrs:       "rdma_write_wr_err",
+	cntWriteRecvBytes:  "rdma_write_recv_bytes",
+	cntRetransPkts:     "retrans_pkts",
+	cntRetransBytes:    "retrans_bytes",
+	cntRetransTimeouts: "retrans_timeout_events",
+	cntUnresponsive:    "unresponsive_remote_events",
 }
 
 // malformedCounters maps the drop reasons of package roce to counters.
@@ -116,6 +159,52 @@ type counters [numCounters]struct {
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 
+// requestCounters are the counters of send work requests: the successful ones, their bytes, and the failed ones.
+var requestCounters = [...]struct{ wrs, bytes, errs counter }{
+	transport.Send:  {cntSendWRs, cntSendBytes, numCounters},
+	transport.Write: {cntWriteWRs, cntWriteBytes, cntWriteErrs},
+	transport.Read:  {cntReadWRs, cntReadBytes, cntReadErrs},
+}
+
+// countRequest counts the end of a send work request, with n bytes.
+func (d *Device) countRequest(kind transport.Kind, n int, status uapi.WCStatus) {
+	if !d.traits.MessageCounters || int(kind) >= len(requestCounters) {
+		return
+	}
+	switch c := requestCounters[kind]; {
+	case status == uapi.WCSuccess:
+		d.counters.add(c.wrs, 1)
+		d.counters.add(c.bytes, n)
+	case c.errs != numCounters && status != uapi.WCWRFlushErr:
+		d.counters.add(c.errs, 1)
+	}
+}
+
+// countMessage counts bytes of payload of other messages.
+func (d *Device) countMessage(bytes counter, n int) {
+	if d.traits.MessageCounters {
+		d.counters.add(bytes, n)
+	}
+}
+
+// countTrain counts the bytes of a train, whose spans may have gaps between them.
+func (d *Device) countTrain(bytes counter, t *train) {
+	if !d.traits.MessageCounters {
+		return
+	}
+	n := 0
+	for _, k := range t.spans {
+		n += k.end - k.start
+	}
+	d.counters.add(bytes, n)
+}
+
+// countSent counts packets that are sent to the network.
+func (d *Device) countSent(t *link.Train, packets int) {
+	d.counters.add(cntSentPkts, packets)
+	d.countMessage(cntTxBytes, len(t.Buf))
+}
+
 // violations returns a number of packets with a wrong key for QueryPort. The number has 16 bits, and saturates.
 // (set_bad_pkey_cntr, set_qkey_viol_cntr)
 func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
@@ -139,17 +228,27 @@ var wireCounters = map[string]func(s *link.Stats) uint64{
 }
 
 // Stats returns the device's counters under the names of the files below ports/1/hw_counters. The names are those of
-// the kernel's rxe, and Verbena's own. drop_* counts packets that were dropped without an answer. Stats may sleep.
+// the kernel's rxe, with queue.Traits.MessageCounters also those of its efa, and Verbena's own. drop_* counts packets
+// that were dropped without an answer. Stats may sleep.
 func (d *Device) Stats() map[string]uint64 {
 	s := make(map[string]uint64, int(numCounters)+len(wireCounters))
 	for i, name := range counterNames {
-		s[name] = d.counters[i].n.Load()
+		if i < int(cntTxBytes) || d.traits.MessageCounters {
+			s[name] = d.counters[i].n.Load()
+		}
 	}
 	w := d.wireStats()
 	for name, f := range wireCounters {
 		s[name] = f(&w)
 	}
 	s[counterNames[cntDropShort]] += w.Malformed
+	if d.traits.MessageCounters {
+		s["tx_pkts"], s["rx_pkts"] = s[counterNames[cntSentPkts]], s[counterNames[cntRcvdPkts]]
+		s["rx_drops"] = w.ICRCErrors + w.Forged + w.Overflows
+		for _, name := range counterNames[cntDropShort:cntTxBytes] {
+			s["rx_drops"] += s[name]
+		}
+	}
 	return s
 }
 

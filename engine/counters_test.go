@@ -141,7 +141,7 @@ func TestStatsNames(t *testing.T) {
 				t.Errorf("no counter %s", name)
 			}
 		}
-		if want := int(numCounters) + len(wireCounters); len(s) != want {
+		if want := int(cntTxBytes) + len(wireCounters); len(s) != want {
 			t.Errorf("%d counters have different names, of %d", len(s), want)
 		}
 	})

@@ -182,7 +182,7 @@ func (e *endpoint) transmitAll(p *pass, qp *QP, list []*train) (n int, ok bool) 
 			}
 			if sent := w.batch.SendSome(batch); sent > 0 {
 				for _, t := range list[n : n+sent] {
-					e.dev.counters.add(cntSentPkts, t.packets)
+					e.dev.countSent(&t.Train, t.packets)
 				}
 				n += sent
 				continue
@@ -200,7 +200,7 @@ func (e *endpoint) transmitAll(p *pass, qp *QP, list []*train) (n int, ok bool) 
 func (e *endpoint) transmit(qp *QP, t *link.Train, packets int) bool {
 	switch err := e.send(t); {
 	case err == nil:
-		e.dev.counters.add(cntSentPkts, packets)
+		e.dev.countSent(t, packets)
 	case errors.Is(err, link.ErrAgain):
 		return false
 	default:

@@ -37,6 +37,13 @@ func (e *endpoint) receive(a *link.Arrival) {
 func (p *pass) receive(d *Device, a *link.Arrival) {
 	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
+	if d.traits.MessageCounters {
+		n := 0
+		for _, k := range packets {
+			n += len(k) + roce.ICRCLen
+		}
+		d.counters.add(cntRxBytes, n)
+	}
 	for len(packets) > 0 && !a.Dropped() {
 		if len(packets[0]) < roce.BTHLen {
 			d.counters.add(malformed(roce.DropTooShort), 1)

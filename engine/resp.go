@@ -655,6 +655,10 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	r.wqe.taken = false
 	if wc.Status == uapi.WCSuccess {
 		qp.dev.counters.add(cntRDMARecv, 1)
+		if wc.Opcode == uapi.WCRecv {
+			qp.dev.countMessage(cntRecvWRs, 1)
+			qp.dev.countMessage(cntRecvBytes, int(wc.ByteLen))
+		}
 	} else {
 		qp.observeRecv(wc.Status)
 		wc.Opcode = uapi.WCRecv // consumers distinguish sends and receives by the opcode

@@ -356,6 +356,7 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 	if t.sent == 0 && peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
 		d.counters.add(cntSentPkts, t.packets)
 		d.counters.add(cntSentShortcut, t.packets)
+		d.countTrain(cntTxBytes, t)
 		if d.taps.On() || peer.taps.On() {
 			tapShortcut(d, peer, from.addr, t)
 		}
@@ -394,6 +395,7 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 // hand adds a train to the events of its destination, to, on a device of the Fabric. to is nil if there is none.
 func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
+	peer.countTrain(cntRxBytes, t)
 	if to == nil {
 		peer.counters.add(cntDropNobody, t.packets)
 		peer.observeUnknown(t.to, t.path.from.addr, t.span(0), t.packets)

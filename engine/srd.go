@@ -347,6 +347,8 @@ func (s *srd) send(p *pass, f *srdFlow, now int64) (room bool) {
 		b.DETH().Encode(f.qkey, qp.num)
 		if k.Again {
 			qp.req.retransmits++
+			qp.dev.countMessage(cntRetransPkts, 1)
+			qp.dev.countMessage(cntRetransBytes, n)
 		}
 		f.snd.Sent(&k, now)
 		if w != nil && s.fill(w, &k, &b) {
@@ -645,7 +647,12 @@ func (s *srd) expire(now int64) {
 		if d := f.snd.Deadline(); d == 0 {
 			continue
 		} else if now >= d {
-			f.snd.Expire(now)
+			if f.snd.Expire(now) {
+				s.qp.dev.countMessage(cntRetransTimeouts, 1)
+				if f.snd.State() == transport.SRDClosed {
+					s.qp.dev.countMessage(cntUnresponsive, 1)
+				}
+			}
 			s.conclude(f)
 		}
 		if d := f.snd.Deadline(); d != 0 && (s.deadline == 0 || d < s.deadline) {

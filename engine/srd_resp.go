@@ -216,7 +216,11 @@ func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status roce.SRDS
 		if src.rcv.Arrive(k.psn) != transport.SRDNew { // another copy has just been stored
 			return roce.SRDSuccess, true
 		}
-		switch stores := p.storeAt(qp, scatterWrite, k.psn, h.RKey(), ib.AccessRemoteWrite, h.VA(), k.Payload); {
+		stores := p.storeAt(qp, scatterWrite, k.psn, h.RKey(), ib.AccessRemoteWrite, h.VA(), k.Payload)
+		if stores {
+			qp.dev.countMessage(cntWriteRecvBytes, len(k.Payload))
+		}
+		switch {
 		case stores && !takes:
 			s.storing = append(s.storing, srdStored{psn: k.psn, from: src})
 			return roce.SRDSuccess, false // see stored
@@ -304,6 +308,7 @@ func (s *srd) respond(p *pass, y *srdReply) bool {
 	if b.Data == nil {
 		return false
 	}
+	s.qp.dev.countMessage(cntReadRespBytes, y.length)
 	if y.length == 0 {
 		return true
 	}
@@ -341,7 +346,7 @@ func (d *Device) refusesUnknown(num uint32, a *link.Arrival, packets [][]byte) {
 		b.SRDETH().Encode(k.SRDETH().Value(), uint32(roce.SRDBadDestQPN))
 		t.QP, t.SPort = num, roce.SourcePortUD(num)
 		if back.from.ready() && back.from.send(&t.Train) == nil {
-			d.counters.add(cntSentPkts, 1)
+			d.countSent(&t.Train, 1)
 		}
 		t.free()
 	}

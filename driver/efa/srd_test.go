@@ -199,8 +199,8 @@ func (p *program) toRTS(rnr uint8) {
 	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTS, RNRRetry: rnr}, ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrRNRRetry))
 }
 
-// TestSRDNeighbours posts a request with wrong local memory behind another request. Only the second fails, although the
-// device can copy the data of both together.
+// TestSRDNeighbours posts two requests, the second with wrong local memory. Only the second request fails. The
+// device can copy both together.
 func TestSRDNeighbours(t *testing.T) {
 	const end = 10 << 10 // length of the requester's region
 	for _, tt := range []struct {

@@ -200,6 +200,8 @@ type Traits struct {
 	RespondDevice func(a *ib.DeviceAttr, u *ib.Udata)
 	// StoreDoorbells is true if programs post without a call.
 	StoreDoorbells bool
+	// MessageCounters is true if the device counts messages and bytes under the names of the kernel's efa.
+	MessageCounters bool
 }
 
 // Limits are the largest sizes of the queues of a layout.

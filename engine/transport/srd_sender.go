@@ -645,17 +645,18 @@ func (s *SRDSender) Fail(status roce.SRDStatus) {
 	s.aimd.Reset()
 }
 
-// Expire does the work that is due at a time that is not before the deadline.
-func (s *SRDSender) Expire(now int64) {
+// Expire does the work that is due at a time that is not before the deadline. It reports whether a packet has timed
+// out.
+func (s *SRDSender) Expire(now int64) (timeout bool) {
 	if s.deadline == 0 || now < s.deadline {
-		return
+		return false
 	}
 	s.deadline = 0
 	if s.state == SRDOpening {
-		if s.opened != 0 && s.timedOut() {
+		if timeout = s.opened != 0; timeout && s.timedOut() {
 			s.opened = 0
 		}
-		return
+		return timeout
 	}
 	lost, next := false, int64(0)
 	earliest := func(at int64) {
@@ -681,6 +682,7 @@ func (s *SRDSender) Expire(now int64) {
 	if lost && s.timedOut() {
 		s.aimd.Lost(s.MTU)
 	}
+	return lost
 }
 
 // timedOut counts a timeout. It returns false if it was the last one, and all requests have ended.

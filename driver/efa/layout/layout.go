@@ -77,7 +77,8 @@ func (Layout) Traits() queue.Traits {
 		QPTypes:      []ib.QPType{ib.QPTypeUD, ib.QPTypeSRD},
 		QPNumberBits: 16, QPSlotBits: 12, KeyBits: 24, AHBits: 16,
 		AddressGIDs: true, SharesAH: true, StoreDoorbells: true, AllRKeys: true, MaxRDMASize: maxRDMASize,
-		Attributes: attributes, Port: port,
+		MessageCounters: true,
+		Attributes:      attributes, Port: port,
 		Methods:   []ib.DriverMethod{queryMR},
 		RespondPD: func(u *ib.Udata) { respond(u, &efa.AllocPDResp{}) },
 		RespondDevice: func(a *ib.DeviceAttr, u *ib.Udata) {
