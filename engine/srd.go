@@ -224,13 +224,12 @@ func (s *srd) fetch() bool {
 		w.sges, w.inline = append(w.sges[:0], w.SGEs...), append(w.inline[:0], w.Inline...)
 		w.SGEs, w.Inline = w.sges, w.inline
 	}
-	imm := w.Opcode == uapi.WRSendWithImm || w.Opcode == uapi.WRRDMAWriteWithImm
 	f := s.flowTo(w.path, w.QPN, w.QKey)
 	if f == nil { // there are more flows than requests
 		s.finish(id, uapi.WCLocQPOpErr)
 		return true
 	}
-	f.snd.Push(id, transport.SRDRequest{Kind: w.kind, Length: w.length, Imm: imm})
+	f.snd.Push(id, transport.SRDRequest{Kind: w.kind, Length: w.length, Imm: w.Opcode == uapi.WRRDMAWriteWithImm})
 	s.list(f)
 	return true
 }

@@ -27,7 +27,9 @@ func TestCounters(t *testing.T) {
 			a.send(1, ah, b.qp.Num(), 0, 30, nil)
 		}, a: map[string]uint64{"send_wrs": 1, "send_bytes": 30}, b: map[string]uint64{"recv_wrs": 1, "recv_bytes": 30}},
 		"send without receive": {post: func(a, b *program, ah uint16) { a.send(1, ah, b.qp.Num(), 0, 30, nil) },
-			want: abi.IOCompStatusRemoteErrorRNR, a: map[string]uint64{"retrans_pkts": 3, "retrans_bytes": 60}},
+			want: abi.IOCompStatusRemoteErrorRNR, a: map[string]uint64{
+				"retrans_pkts": 3, "retrans_bytes": 60, "rcvd_rnr_err": 3, "retry_rnr_exceeded_err": 1,
+			}, b: map[string]uint64{"send_rnr_err": 3}},
 		"write": {post: func(a, b *program, ah uint16) {
 			a.rdma(1, ah, b.qp.Num(), abi.IORDMAWrite, 0, 90<<10, b.mr.RKey(), b.addr, false)
 		}, a: map[string]uint64{"rdma_write_wrs": 1, "rdma_write_bytes": 90 << 10},
@@ -66,6 +68,7 @@ func TestCounters(t *testing.T) {
 						"send_wrs", "send_bytes", "recv_wrs", "recv_bytes", "rdma_read_wrs", "rdma_read_bytes", "rdma_read_wr_err",
 						"rdma_read_resp_bytes", "rdma_write_wrs", "rdma_write_bytes", "rdma_write_wr_err", "rdma_write_recv_bytes",
 						"retrans_bytes", "retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "rx_drops",
+						"rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err", "retry_exceeded_err",
 					} {
 						got, known := now[name]
 						if got -= before[p][name]; got != want[name] || !known {
@@ -109,8 +112,10 @@ func TestCountersOfLoss(t *testing.T) {
 		net.SetLink(netip.MustParseAddr("10.0.0.2"), false)
 		a.send(3, ah, b.qp.Num(), 0, 3, nil)
 		a.await(3, abi.IOCompStatusLocalErrorUnrespRemote)
-		if got := a.dev.Stats()["unresponsive_remote_events"]; got != 1 {
-			t.Errorf("unresponsive_remote_events: got %d, want 1", got)
+		for _, name := range []string{"unresponsive_remote_events", "retry_exceeded_err"} {
+			if got := a.dev.Stats()[name]; got != 1 {
+				t.Errorf("%s: got %d, want 1", name, got)
+			}
 		}
 	})
 }

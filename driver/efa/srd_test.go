@@ -199,7 +199,7 @@ func (p *program) toRTS(rnr uint8) {
 	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTS, RNRRetry: rnr}, ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrRNRRetry))
 }
 
-// TestSRDNeighbours posts two requests, the second with wrong local memory. Only the second request fails. The
+// TestSRDNeighbours tests that a request with wrong local memory does not fail the request before or after it. The
 // device can copy both together.
 func TestSRDNeighbours(t *testing.T) {
 	const end = 10 << 10 // length of the requester's region
@@ -210,6 +210,7 @@ func TestSRDNeighbours(t *testing.T) {
 	}{
 		{"no data before", [2]int{0, 0}, [2]int{end, 1}},
 		{"adjacent", [2]int{end - 8, 8}, [2]int{end, 8}},
+		{"one byte", [2]int{0, 8}, [2]int{end, 1}},
 		{"in part", [2]int{end - 16, 8}, [2]int{end - 8, 16}},
 	} {
 		for _, op := range []abi.SendOpType{abi.IOSend, abi.IORDMAWrite, abi.IORDMARead} {
@@ -343,7 +344,12 @@ func TestSRDFlush(t *testing.T) {
 		a, b, ah, _ := newSRD(t, simnet.New(simnet.Config{Latency: 10 * time.Microsecond}))
 		a.recv(11, 0, 100)
 		a.recv(12, 0, 100)
+		a.holds = true
+		a.rdma(10, ah, b.qp.Num(), abi.IORDMAWrite, 0, 3, b.mr.RKey(), b.addr, false)
 		a.send(1, ah, b.qp.Num(), 0, 3, nil)
+		a.doorbell()
+		a.await(10, abi.IOCompStatusOK) // the next request takes its place
+		a.holds = false
 		a.send(2, ah, b.qp.Num(), 0, 3, nil)
 		a.send(3, ah, b.qp.Num()+1, 0, 5000, nil)
 		a.await(3, abi.IOCompStatusLocalErrorBadLength)

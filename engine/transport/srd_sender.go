@@ -40,7 +40,7 @@ const (
 type SRDRequest struct {
 	Kind   Kind // Send, Write or Read
 	Length int  // bytes of the message
-	Imm    bool // with immediate data
+	Imm    bool // RDMA WRITE with immediate data
 }
 
 // SRDResult is the end of a request.
@@ -364,7 +364,7 @@ func (s *SRDSender) Sent(p *SRDPacket, now int64) {
 		switch left := m.packets - m.next; {
 		case left == 0:
 			s.unlist(p.choice)
-		case left == 1 && m.Imm && m.Kind == Write:
+		case left == 1 && m.Imm:
 			m.held = true
 			s.unlist(p.choice)
 		}

@@ -210,7 +210,8 @@ func TestSRDSchedules(t *testing.T) {
 				}
 			}
 			for id := range uint32(l.rand.IntN(400)) {
-				q := SRDRequest{Kind: []Kind{Send, Write, Read}[l.rand.IntN(3)], Imm: l.rand.IntN(2) == 0}
+				q := SRDRequest{Kind: []Kind{Send, Write, Read}[l.rand.IntN(3)]}
+				q.Imm = l.rand.IntN(2) == 0 && q.Kind == Write
 				if q.Length = l.rand.IntN(srdTestMTU + 1); q.Kind != Send && l.rand.IntN(3) == 0 {
 					q.Length = l.rand.IntN(40 * srdTestMTU)
 				}
@@ -418,4 +419,33 @@ func FuzzSRDSender(f *testing.F) {
 			t.Fatalf("got %d ends of %d requests", ended, posted)
 		}
 	})
+}
+
+// TestSRDTrim tests that a flow whose memory was freed works, and that results have the time of the first packet.
+func TestSRDTrim(t *testing.T) {
+	var s SRDSender
+	s.Init(srdTestMTU, 1)
+	for i := range uint32(3) {
+		s.Push(i, SRDRequest{Kind: Send, Length: 8})
+		now := int64(i+1) * int64(time.Second)
+		for {
+			p, ok := s.Next()
+			if !ok {
+				break
+			}
+			s.Sent(&p, now)
+			if p.Op == SRDOpOpen {
+				s.Accepted()
+			}
+		}
+		_, next := s.PSNs()
+		s.Acked(next, nil, now+1)
+		if r := s.Results(); len(r) != 1 || r[0].ID != i || r[0].Status != roce.SRDSuccess || r[0].Began != now {
+			t.Errorf("request %d: got %+v, want success with the begin %d", i, r, now)
+		}
+		if !s.Idle() {
+			t.Errorf("after request %d: got a flow in use, want an idle one", i)
+		}
+		s.Trim()
+	}
 }

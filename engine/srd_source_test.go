@@ -1,0 +1,92 @@
+package engine
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// TestSRDSources tests that the table of sources keeps its lists consistent while sources come and go, and which source
+// a new one replaces.
+func TestSRDSources(t *testing.T) {
+	const hosts, perHost = 5, 4
+	host := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+	s := newSRDSources()
+	here := &path{from: &endpoint{addr: host(100)}}
+	put := func(i int, qpn uint32) *srdSource {
+		src := &srdSource{srdOrigin: srdOrigin{host(i), qpn, 1}, path: here}
+		s.put(len(s.list), src)
+		return src
+	}
+	check := func(want ...int) { // the number of sources of each host
+		t.Helper()
+		n := 0
+		for i, count := range want {
+			h := s.byAddr[host(i)]
+			if count == 0 && h == nil {
+				continue
+			}
+			n++
+			if h == nil || h.count != count || s.hosts[h.index] != h {
+				t.Fatalf("host %d: got %+v, want %d sources and its place in the list", i, h, count)
+			}
+			listed := 0
+			for x := h.oldest; x != nil; x = x.newer {
+				listed++
+			}
+			if listed != count {
+				t.Errorf("host %d: got a list of %d sources, want %d", i, listed, count)
+			}
+		}
+		if len(s.hosts) != n || len(s.byAddr) != n {
+			t.Errorf("hosts: got a list of %d and %d by address, want %d", len(s.hosts), len(s.byAddr), n)
+		}
+	}
+	all := map[int][]*srdSource{}
+	for i := range hosts {
+		for q := range uint32(perHost) {
+			all[i] = append(all[i], put(i, q))
+		}
+	}
+	check(4, 4, 4, 4, 4)
+	for _, i := range []int{1, 4, 0} {
+		for _, src := range all[i] {
+			s.remove(src)
+		}
+	}
+	check(0, 0, 4, 4, 0)
+	put(1, 1)
+	check(0, 1, 4, 4, 0)
+
+	const now = 1000 * sourceIdle
+	for _, src := range s.byOrigin {
+		s.touch(src, now)
+	}
+	if got := s.replaceable(host(1), now); got == nil || got.addr == host(1) {
+		t.Errorf("for a host with one source in use: got %+v, want a source of a host with four", got)
+	}
+	if got := s.replaceable(host(2), now); got != nil {
+		t.Errorf("for a host with as many sources as any: got %+v, want none", got)
+	}
+	idle := s.byAddr[host(2)].newest
+	s.touch(idle, now-2*sourceIdle)
+	s.byAddr[host(2)].unlink(idle)
+	s.byAddr[host(2)].linkOldest(idle)
+	if got := s.replaceable(host(2), now); got != idle {
+		t.Errorf("for a host with an idle source: got %+v, want the idle source", got)
+	}
+}
+
+// TestSRDRelease tests that a queue pair gives back all flows and sources that it has counted.
+func TestSRDRelease(t *testing.T) {
+	counts := &objectCounts{most: &[numCounted]uint32{countFlow: 3}}
+	s := &srd{qp: &QP{counts: counts}, byPeer: map[srdPeer]*srdFlow{}}
+	for i := range 4 {
+		if got, want := s.charge(), i < 3; got != want {
+			t.Errorf("flow %d: got room %t, want %t", i, got, want)
+		}
+	}
+	s.release()
+	if n := counts.now[countFlow].Load(); n != 0 {
+		t.Errorf("flows after release: got %d, want 0", n)
+	}
+}
