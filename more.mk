@@ -102,6 +102,10 @@ ucx-failover: build ## run UCX's own test of fault tolerance on three devices. U
 ucx-srd: build ## run ucx_perftest over SRD on an EFA device. UCX is a built source tree. LOSS=1% loses and reorders packets
 	@VERBENA=$(CURDIR)/$(BIN) LOSS=$(LOSS) recipes/jobs/ucx-srd.sh $(UCX)
 
+.PHONY: efa-fabtests
+efa-fabtests: build ## run fabtests over EFA. FABTESTS is the installation folder of libfabric and its fabtests. LOSS=1% loses and reorders packets
+	@VERBENA=$(CURDIR)/$(BIN) LOSS=$(LOSS) recipes/jobs/efa-fabtests.sh $(FABTESTS)
+
 .PHONY: valkey-rdma
 valkey-rdma: build ## run valkey's own test of RDMA. VALKEY is a source tree built with BUILD_RDMA=module
 	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/valkey.sh $(VALKEY)
