@@ -131,7 +131,6 @@ tests() {
 0 efa 2 fi_av_xfer -e rdm
 0 efa,efa-direct 2 fi_cq_data -e rdm -o senddata
 0 efa 2 fi_cq_data -e rdm -o writedata
-0 efa 2 fi_recv_cancel -e rdm -V
 0 efa 2 fi_inject_test -e rdm -A inject -v -S 64
 0 - 2 fi_dgram_pingpong -k -I 5
 0 - 2 fi_dgram_pingpong -d efa0-dgrm -k -I 5 -S 1000
