@@ -351,7 +351,7 @@ func (c *UserCQ) Consumed(waiting int) {
 				Rule: RuleDestroyUndrained,
 				What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: an adapter may discard it",
 					d.wc.QPNum),
-				Requests: describe(r),
+				Requests: describe(r), atEnd: true,
 			}, c.o.dev, nil)
 		}
 	}
@@ -488,7 +488,9 @@ func (q *UserQP) Modified(attr *ib.QPAttr, mask ib.QPAttrMask) {
 
 // Destroyed records the end of the queue pair. Consumed must have been called for its completion queues before.
 func (q *UserQP) Destroyed() {
-	q.destroyed.Store(true)
+	if !q.p.isEnding() {
+		q.destroyed.Store(true)
+	}
 	q.o.removeLiveObject()
 	q.p.mu.Lock()
 	defer q.p.mu.Unlock()

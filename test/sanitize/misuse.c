@@ -569,6 +569,7 @@ static void unsignaled_only(void)
 	expect(&a);
 }
 
+// beegfs #133: a completion arrives between the last poll and the arm.
 static void armed_late(void)
 {
 	struct ibv_wc wc;
@@ -849,7 +850,7 @@ static void disconnect(struct side *s, int receives)
 		CHECK(await(s) == IBV_WC_WR_FLUSH_ERR);
 }
 
-// spdk #3830, #3859 and nbs #6222: the memory of requests is freed before the flushed completions are polled.
+// The memory of requests is freed before the flushed completions are polled.
 static void dereg_unflushed(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, b.buf, LEN, IBV_ACCESS_LOCAL_WRITE);
@@ -942,20 +943,45 @@ static void unmap_read_target(void)
 	CHECK(!munmap(buf, LEN));
 }
 
-// Mooncake #1567: the transfer is reported as done when it was posted, and the staging buffer is filled for the next one.
+// Mooncake #1567: all notifications use one buffer, which is filled again when the last SEND was posted.
 static void staging_reused(void)
 {
-	memset(a.buf, right, 4 * LEN);
+	for (int i = 0; i < 4; i++)
+		post_recv(&b, b.buf + i * LEN, LEN);
 	for (int i = 0; i < 4; i++) {
-		struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
-		element.length = LEN / 2;
-		a.buf[0] = i + 1;
-		CHECK(!post(wr));
+		struct ibv_send_wr wr = request(IBV_WR_SEND, IBV_SEND_SIGNALED);
 		if (right)
-			expect(&a);
+			element.addr += i * LEN;
+		memset((void *)element.addr, i + 1, LEN);
+		CHECK(!post(wr));
 	}
-	for (int i = 0; !right && i < 4; i++)
+	for (int i = 0; i < 4; i++) {
 		expect(&a);
+		expect(&b);
+	}
+}
+
+// nbs #6222: the session ends, and its buffers are freed. A handler of the session still fills its response, in memory
+// that the next session has got.
+static void handler_outlives_session(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, a.buf, LEN, 0);
+	CHECK(mr);
+	unsigned char *response = a.buf;
+	if (right)
+		memset(response, 1, LEN); // the session waits for its handlers
+	CHECK(!ibv_dereg_mr(mr));
+	CHECK(mr = ibv_reg_mr(pd, a.buf, LEN, 0)); // the next session
+	memset(a.buf, 2, LEN);
+	post_recv(&b, b.buf, LEN);
+	struct ibv_send_wr wr = request(IBV_WR_SEND, IBV_SEND_SIGNALED);
+	element.lkey = mr->lkey;
+	CHECK(!post(wr));
+	if (!right)
+		memset(response, 1, LEN);
+	expect(&a);
+	expect(&b);
+	CHECK(!ibv_dereg_mr(mr));
 }
 
 // A trailer is written after the post. Only the third element changes.
@@ -1056,27 +1082,27 @@ static void stripes_overlap(void)
 	expect(&a);
 }
 
-// TransferBench #239: the queue is sized for one connection, and used by two.
+// TransferBench #239: the queue has a fixed size, for any number of queue pairs.
 static void cq_for_one_qp(void)
 {
+	enum { QPS = 3 };
 	struct side s = a;
-	CHECK(s.cq = ibv_create_cq(ctx, right ? 2 * DEPTH : DEPTH, NULL, NULL, 0));
-	for (int q = 0; q < 2; q++) {
-		s.qp = make_qp(&s, NULL, IBV_QPT_RC);
-		to_init(s.qp);
-		for (int i = 0; i < DEPTH - 1; i++)
-			post_recv(&s, s.buf + (q * DEPTH + i) * 8, 8);
-		to_rtr(s.qp, s.qp);
-		to_rts(s.qp);
+	CHECK(s.cq = ibv_create_cq(ctx, right ? QPS : QPS - 1, NULL, NULL, 0));
+	struct ibv_qp *qps[QPS];
+	for (int i = 0; i < QPS; i++) {
+		qps[i] = make_qp(&s, NULL, IBV_QPT_RC);
+		connect_qp(qps[i], qps[i]);
 	}
-	usleep(20000);
 	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED), *bad;
-	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	for (int i = 0; i < QPS; i++)
+		CHECK(!ibv_post_send(qps[i], &wr, &bad));
+	for (int i = 0; right && i < QPS; i++)
+		expect(&s);
 	usleep(20000);
 	exit(0);
 }
 
-// ucx #1039 and beegfs #133: the loop waits for an event, although the poll before the arm has left completions.
+// The loop waits for an event, although the poll before the arm has left completions.
 static void one_poll_for_two(void)
 {
 	struct ibv_wc wc[2];
@@ -1092,7 +1118,7 @@ static void one_poll_for_two(void)
 	exit(0);
 }
 
-// tensorpipe #416 and libfabric #7365: the failure of a completion is not looked at, and the loop goes on.
+// The failure of a completion is not looked at, and the loop goes on.
 static void failure_ignored(void)
 {
 	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
@@ -1106,7 +1132,7 @@ static void failure_ignored(void)
 	exit(0);
 }
 
-// torchcomms #3345 and Mooncake #1567: a server posts its receives when it has set up the session.
+// torchcomms #3345: a server posts its receives when it has set up the session.
 static void receives_after_accept(void)
 {
 	struct side s = b;
@@ -1124,6 +1150,46 @@ static void receives_after_accept(void)
 	}
 	await(&s);
 	exit(0);
+}
+
+// Mooncake #1567: RESET removes the receives. They are not posted again after the reconnection.
+static void receives_before_reset(void)
+{
+	struct side s = b;
+	struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+	s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+	to_init(s.qp);
+	post_recv(&s, s.buf, LEN);
+	CHECK(!ibv_modify_qp(s.qp, &reset, IBV_QP_STATE));
+	to_init(s.qp);
+	if (right)
+		post_recv(&s, s.buf, LEN);
+	to_rtr(s.qp, s.qp);
+	to_rts(s.qp);
+	struct ibv_send_wr wr = request(IBV_WR_SEND, IBV_SEND_SIGNALED), *bad;
+	CHECK(!ibv_post_send(s.qp, &wr, &bad));
+	await(&s);
+	exit(0);
+}
+
+// spdk #3830 and #3859: queue pairs share a completion queue. A failed queue pair is destroyed with its requests. Its
+// flushed completions name the freed requests, and the program crashes.
+static void flushed_after_destroy(void)
+{
+	enum { N = 4 };
+	struct side s = b;
+	s.qp = make_qp(&s, NULL, IBV_QPT_RC);
+	to_init(s.qp);
+	for (int i = 0; i < N; i++)
+		post_recv(&s, s.buf + i * 8, 8);
+	disconnect(&s, N);
+	CHECK(!ibv_destroy_qp(s.qp));
+	struct ibv_wc wc;
+	for (int i = 0; i < 10 && !right; i++) {
+		if (ibv_poll_cq(s.cq, 1, &wc) == 1)
+			_exit(0);
+		usleep(2000);
+	}
 }
 
 static const struct {
@@ -1191,6 +1257,9 @@ static const struct {
 	{"one-poll-for-two", "arm-without-poll", one_poll_for_two},
 	{"failure-ignored", "posts-in-err", failure_ignored},
 	{"receives-after-accept", "no-receive", receives_after_accept},
+	{"receives-before-reset", "no-receive", receives_before_reset},
+	{"flushed-after-destroy", "destroy-undrained", flushed_after_destroy},
+	{"handler-outlives-session", "source-changed", handler_outlives_session},
 };
 
 int main(int argc, char **argv)
