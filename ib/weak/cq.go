@@ -384,7 +384,7 @@ func (c *cq) takeWindowEntry(i int, wc *ib.WC) {
 	if c.d.hasChoice(PoisonedFields) {
 		drawn := poisonPlain + c.d.drawRandom(PoisonedFields, e.qp, e.seq, poisonOther)
 		if how := c.d.decide(e.point(PoisonedFields), drawn, e.about); how != 0 {
-			poisonCompletion(wc, e.send, how)
+			poisonCompletion(wc, e.send, c.d.Relay != nil, how)
 		}
 	}
 }
@@ -398,8 +398,9 @@ const (
 // poisonPattern fills the undefined fields of a completion.
 const poisonPattern = observe.Pattern
 
-// poisonCompletion fills the undefined fields of a completion. send reports whether it is of the send queue.
-func poisonCompletion(wc *ib.WC, send bool, how int) {
+// poisonCompletion fills the undefined fields of a completion. send reports whether it is of the send queue. For a
+// program, the opcode of a flushed request is undefined too.
+func poisonCompletion(wc *ib.WC, send, program bool, how int) {
 	if wc.Status == ib.WCSuccess {
 		if wc.Flags&ib.WCWithImm == 0 {
 			wc.Imm = poisonPattern
@@ -414,7 +415,7 @@ func poisonCompletion(wc *ib.WC, send bool, how int) {
 		return
 	}
 	switch {
-	case wc.Status == ib.WCWRFlushErr:
+	case wc.Status == ib.WCWRFlushErr && !program:
 	case how != poisonOther:
 		wc.Opcode = 0xa5
 	case send:

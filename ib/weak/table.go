@@ -87,7 +87,7 @@ var Choices = [numChoices]Row{
 			"successful completion it fills the immediate data and the invalidated key, unless the flags name these " +
 			"fields, and the length of a SEND or WRITE",
 		"ibv_poll_cq(3): in a failed completion only wr_id, status, qp_num and vendor_err are valid (in package ib " +
-			"also the opcode of a flushed request); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and " +
+			"also the opcode of a flushed request, but not for programs); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and " +
 			"IBV_WC_WITH_INV",
 		"reads the length, the opcode or the immediate data before the status; treats immediate data of 0 as a " +
 			"message without immediate data",

@@ -24,7 +24,7 @@ func TestWeakDeviceExposesMistakes(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "weak")
 	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
-	for _, mistake := range []string{"source", "polls", "length", "order", "arm", "capacity", "keys"} {
+	for _, mistake := range []string{"source", "polls", "length", "opcode", "fence", "order", "arm", "capacity", "keys"} {
 		t.Run(mistake, func(t *testing.T) {
 			run := func(form string, flags ...string) string {
 				t.Helper()

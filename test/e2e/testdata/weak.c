@@ -136,7 +136,46 @@ static void length(int round)
 		fail("a message longer than the buffer");
 }
 
-// order: treats a message on one queue pair as proof of a WRITE on another.
+// opcode: finds the queue of a failed request by the opcode of the completion (tensorpipe #416, libfabric #7365).
+static void opcode(int round)
+{
+	if (round)
+		return;
+	struct ibv_sge sge = {(uintptr_t)a.buf, LEN, a.mr->lkey};
+	struct ibv_recv_wr wr = {.wr_id = IBV_WC_RECV, .sg_list = &sge, .num_sge = 1}, *bad;
+	CHECK(!ibv_post_recv(a.qp, &wr, &bad));
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+	CHECK(!ibv_modify_qp(a.qp, &attr, IBV_QP_STATE));
+	CHECK(!post(&a, &b, IBV_WR_SEND, IBV_SEND_SIGNALED));
+	int sends = 0;
+	for (int i = 0; i < 2; i++) {
+		struct ibv_wc wc = await_completion(&a, 0);
+		sends += (right ? wc.wr_id : wc.opcode) == IBV_WC_SEND;
+	}
+	if (sends != 1)
+		fail("a completion of another queue");
+}
+
+// fence: changes memory by a WRITE behind a READ of it, without a fence (ucx #7215).
+static void fence(int round)
+{
+	struct ibv_sge sge = {(uintptr_t)a.buf, 8, a.mr->lkey};
+	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = {(uintptr_t)b.buf, b.mr->rkey}}, *bad;
+	b.buf[0] = round + 1;
+	a.buf[8] = 0xee;
+	CHECK(!ibv_post_send(a.qp, &wr, &bad));
+	sge.addr += 8;
+	wr.opcode = IBV_WR_RDMA_WRITE;
+	wr.send_flags |= right ? IBV_SEND_FENCE : 0;
+	CHECK(!ibv_post_send(a.qp, &wr, &bad));
+	CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
+	CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
+	if (a.buf[0] != round + 1)
+		fail("the READ has returned the data of the WRITE");
+}
+
+// order: treats a message on one queue pair as proof of a WRITE on another (mpich #7697).
 static void order(int round)
 {
 	post_recv(&b);
@@ -195,8 +234,8 @@ static void keys(int round)
 static const struct {
 	const char *name;
 	void (*run)(int round);
-} mistakes[] = {{"source", source}, {"polls", polls}, {"length", length}, {"order", order}, {"arm", arm},
-	{"capacity", capacity}, {"keys", keys}};
+} mistakes[] = {{"source", source}, {"polls", polls}, {"length", length}, {"opcode", opcode}, {"fence", fence},
+	{"order", order}, {"arm", arm}, {"capacity", capacity}, {"keys", keys}};
 
 int main(int argc, char **argv)
 {
