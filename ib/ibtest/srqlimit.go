@@ -100,19 +100,21 @@ func testSRQLimitRange(e *testEnv) {
 	e.eventually(fmt.Sprintf("the event of limit %d when the first receive has been taken", a.MaxWR),
 		func() bool { return events.Load() == 1 })
 
-	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+	small, large := uint32(4), uint32(min(e.deviceAttr().MaxSRQWR, 64))
+	limit := large - 2
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: small, MaxSGE: 1}})
 	both := ib.SRQAttrMaxWR | ib.SRQAttrLimit
-	e.requireFeature("resizing of SRQs", srq.Modify(ib.SRQAttr{MaxWR: 8}, ib.SRQAttrMaxWR))
-	e.must("raise the capacity to 64 and the limit to 60", srq.Modify(ib.SRQAttr{MaxWR: 64, Limit: 60}, both))
-	if a, err := srq.Query(); err != nil || a.MaxWR < 64 || a.Limit != 60 && a.Limit != 0 { // 0: has been reached
-		e.Errorf("capacity 64 and limit 60: Query shows %+v (%v)", a, err)
+	e.requireFeature("resizing of SRQs", srq.Modify(ib.SRQAttr{MaxWR: small}, ib.SRQAttrMaxWR))
+	e.must("raise the capacity and the limit", srq.Modify(ib.SRQAttr{MaxWR: large, Limit: limit}, both))
+	if a, err := srq.Query(); err != nil || a.MaxWR < large || a.Limit != limit && a.Limit != 0 { // 0: has been reached
+		e.Errorf("capacity %d and limit %d: Query shows %+v (%v)", large, limit, a, err)
 	}
-	err = srq.Modify(ib.SRQAttr{MaxWR: 8, Limit: 60}, both)
+	err = srq.Modify(ib.SRQAttr{MaxWR: small, Limit: limit}, both)
 	a, queryErr := srq.Query()
-	if err == nil && a.MaxWR < 60 || queryErr != nil {
-		e.Errorf("limit 60 of a smaller queue: Modify succeeds, and Query shows %+v (%v)", a, queryErr)
+	if err == nil && a.MaxWR < limit || queryErr != nil {
+		e.Errorf("limit %d of a smaller queue: Modify succeeds, and Query shows %+v (%v)", limit, a, queryErr)
 	} else if err != nil {
-		e.wantErrno("limit 60 of a smaller queue", err, syscall.EINVAL)
+		e.wantErrno("a limit above the smaller capacity", err, syscall.EINVAL)
 	}
 }
 
