@@ -169,7 +169,7 @@ func TestThreadNamesExist(t *testing.T) {
 	}
 }
 
-// TestJobsNameMissingFiles tests the errors of the scripts of jobs without a source tree, and with an empty one.
+// TestJobsNameMissingFiles tests the errors of the scripts of jobs without a folder, and with an empty one.
 func TestJobsNameMissingFiles(t *testing.T) {
 	scripts, err := filepath.Glob("../../recipes/jobs/*.sh")
 	if err != nil || len(scripts) < 2 {
@@ -180,7 +180,7 @@ func TestJobsNameMissingFiles(t *testing.T) {
 			args []string
 			want string
 		}{
-			{nil, "usage: " + filepath.Base(s) + " SOURCE"},
+			{nil, "usage: " + filepath.Base(s) + " "},
 			{[]string{t.TempDir()}, ": build "},
 		} {
 			out, err := exec.Command(s, c.args...).CombinedOutput()
