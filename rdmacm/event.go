@@ -29,6 +29,16 @@ const (
 	numEvents
 )
 
+// IsFailure reports whether the event means that an address was not resolved, or that a connection was not
+// established.
+func (t EventType) IsFailure() bool {
+	switch t {
+	case AddrError, RouteError, ConnectError, Unreachable, Rejected:
+		return true
+	}
+	return false
+}
+
 func (t EventType) String() string {
 	names := [numEvents]string{
 		"address resolved", "address error", "route resolved", "route error", "connect request", "connect response",

@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unicode"
 
 	"verbena/driver"
 	"verbena/ib"
+	"verbena/rdmacm"
 	"verbena/uapi"
 )
 
@@ -34,16 +36,20 @@ const (
 
 // kinds of events that the Recorder itself makes, after those of package driver.
 const (
-	kindState   = 64 + iota // a queue pair has changed its state
-	kindRefused             // a queue pair has refused a request of its peer
-	kindDropped             // a queue pair has dropped packets
-	kindUnsent              // packets were not sent
-	kindRuled               // a fault rule has dropped packets
-	kindDevice              // the state of a device has changed
+	kindState      = 64 + iota // a queue pair has changed its state
+	kindRefused                // a queue pair has refused a request of its peer
+	kindDropped                // a queue pair has dropped packets
+	kindUnsent                 // packets were not sent
+	kindRuled                  // a fault rule has dropped packets
+	kindDevice                 // the state of a device has changed
+	kindConnection             // an event of the connection manager
 )
 
-// kindOfDevice is the kind of a device in the table of queues.
-const kindOfDevice = 255
+// Kinds in the table of queues, after those of package driver.
+const (
+	kindOfManager = 254 // the IDs of a program in the connection manager
+	kindOfDevice  = 255 // a device
+)
 
 // queueEntry is an entry of the table of queues.
 type queueEntry struct {
@@ -111,7 +117,7 @@ type record struct {
 	opcode uint8 // also a RepeatCause
 	status uint8 // also the READs in flight of a RequestStarted, at most 255
 
-	// The following fields are not of kindState and kindDevice.
+	// The following fields are not of kindState, kindDevice and kindConnection.
 	began         int64
 	wrid          uint64
 	length, depth uint32
@@ -124,6 +130,20 @@ type record struct {
 	reason      uint8
 
 	text string // only kindDevice
+
+	connection ConnectionEvent // only kindConnection
+}
+
+// ConnectionEvent is an event of the connection manager (struct rdma_cm_event).
+type ConnectionEvent struct {
+	Time    time.Time
+	Program Program
+	ID      uint32 // number of the ID that has the event
+	Type    rdmacm.EventType
+	Status  int32          // see rdmacm.Event
+	Peer    netip.AddrPort // zero if unknown
+	// QPN is the number of the program's queue pair. PeerQPN is the number in the peer's message. Each is 0 if unknown.
+	QPN, PeerQPN uint32
 }
 
 // Indices of record.x. Events of different kinds share the fields.
@@ -142,11 +162,17 @@ type ring struct {
 	// queues and untraced are guarded by the Recorder's lock.
 	queues   int
 	untraced uint32
-	devices  map[string]uint16
+	others   map[otherKey]uint16
+}
+
+// otherKey identifies an entry of the table that is not a queue: a device, or a process in the connection manager.
+type otherKey struct {
+	device string
+	pid    uint32
 }
 
 func newRing(mem []byte) *ring {
-	r := &ring{mem: mem, devices: map[string]uint16{}}
+	r := &ring{mem: mem, others: map[otherKey]uint16{}}
 	copy(mem, magic)
 	return r
 }
@@ -161,6 +187,18 @@ func (r *ring) addQueue(q *queueEntry) uint16 {
 	r.queues++
 	q.encode(r.mem[headerSize+r.queues*queueSize:][:queueSize])
 	return uint16(r.queues)
+}
+
+// addOther adds an entry that is not a queue, if the table does not have it. It returns 0 if the table is full.
+func (r *ring) addOther(q *queueEntry) uint16 {
+	k := otherKey{q.device, q.pid}
+	id := r.others[k]
+	if id == 0 {
+		if id = r.addQueue(q); id != 0 {
+			r.others[k] = id
+		}
+	}
+	return id
 }
 
 // slot returns the memory for the next event, and its sequence number, which finish stores. It returns nil after the
@@ -246,6 +284,23 @@ func (r *ring) addText(queue uint16, time int64, text string) {
 	head(b, seq, time, queue, 0, kindDevice, 0, 0, 0)
 }
 
+// addConnection adds an event of the connection manager.
+func (r *ring) addConnection(queue uint16, c *ConnectionEvent) {
+	b, seq := r.slot()
+	if b == nil {
+		return
+	}
+	peer := c.Peer.Addr().As16()
+	copy(b[24:40], peer[:])
+	binary.LittleEndian.PutUint32(b[40:], uint32(c.Peer.Port()))
+	binary.LittleEndian.PutUint32(b[44:], c.ID)
+	binary.LittleEndian.PutUint32(b[48:], uint32(c.Type))
+	binary.LittleEndian.PutUint32(b[52:], uint32(c.Status))
+	binary.LittleEndian.PutUint32(b[56:], c.QPN)
+	binary.LittleEndian.PutUint32(b[60:], c.PeerQPN)
+	head(b, seq, c.Time.UnixNano(), queue, 0, kindConnection, 0, 0, 0)
+}
+
 // addFailure adds an event of a queue pair of the Recorder's own kinds.
 func (r *ring) addFailure(queue uint16, time int64, kind, what uint8, count, psn uint32) {
 	b, seq := r.slot()
@@ -269,6 +324,13 @@ func (x *record) decode(b []byte) {
 		x.dest, x.from, x.to, x.reason = binary.LittleEndian.Uint32(b[56:]), ib.QPState(b[60]), ib.QPState(b[61]), b[62]
 	case kindDevice:
 		x.text = text(b[24:])
+	case kindConnection:
+		x.connection = ConnectionEvent{
+			Peer: netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:40])).Unmap(), binary.LittleEndian.Uint16(b[40:])),
+			ID:   binary.LittleEndian.Uint32(b[44:]), Type: rdmacm.EventType(binary.LittleEndian.Uint32(b[48:])),
+			Status: int32(binary.LittleEndian.Uint32(b[52:])), QPN: binary.LittleEndian.Uint32(b[56:]),
+			PeerQPN: binary.LittleEndian.Uint32(b[60:]),
+		}
 	default:
 		x.began, x.wrid = timeOf(b[24:]), binary.LittleEndian.Uint64(b[32:])
 		x.length, x.depth = binary.LittleEndian.Uint32(b[40:]), binary.LittleEndian.Uint32(b[44:])

@@ -252,13 +252,38 @@ func (r *Recorder) DeviceChanged(at time.Time, device, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for t := range r.traces {
-		id := t.ring.devices[device]
-		if id == 0 {
-			if id = t.ring.addQueue(&queueEntry{kind: kindOfDevice, device: device}); id == 0 {
-				continue
-			}
-			t.ring.devices[device] = id
+		if id := t.ring.addOther(&queueEntry{kind: kindOfDevice, device: device}); id != 0 {
+			t.ring.addText(id, at.UnixNano(), text)
 		}
-		t.ring.addText(id, at.UnixNano(), text)
+	}
+}
+
+// IsTraced reports whether a user has a trace.
+func (r *Recorder) IsTraced(user quota.ID) bool {
+	if !r.any.Load() {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for t := range r.traces {
+		if t.user == user {
+			return true
+		}
+	}
+	return false
+}
+
+// ConnectionChanged reports an event of the connection manager to the traces of the program's user.
+func (r *Recorder) ConnectionChanged(c ConnectionEvent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for t := range r.traces {
+		if t.user != c.Program.User {
+			continue
+		}
+		q := &queueEntry{kind: kindOfManager, pid: uint32(c.Program.PID), program: c.Program.Name}
+		if id := t.ring.addOther(q); id != 0 {
+			t.ring.addConnection(id, &c)
+		}
 	}
 }

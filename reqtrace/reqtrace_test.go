@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/perfetto/perfettotest"
 	"verbena/internal/quota"
+	"verbena/rdmacm"
 	"verbena/uapi"
 )
 
@@ -144,6 +147,41 @@ func TestLostEvents(t *testing.T) {
 	}
 }
 
+// TestConnectionEvents tests the events of the connection manager: their texts, their peers, and their users.
+func TestConnectionEvents(t *testing.T) {
+	r := newTestRecorder()
+	_, mem := begin(t, r, 1)
+	if !r.IsTraced(quota.ID{UID: 1}) || r.IsTraced(quota.ID{UID: 2}) {
+		t.Error("IsTraced: got the wrong users, want user 1 alone")
+	}
+	to := "10.0.0.2:7471"
+	peer := netip.MustParseAddrPort(to)
+	for i, e := range []ConnectionEvent{
+		{ID: 5, Type: rdmacm.AddrResolved},
+		{ID: 5, Type: rdmacm.Established, Peer: peer, QPN: 17, PeerQPN: 18},
+		{ID: 5, Type: rdmacm.Rejected, Status: 28, Peer: peer},
+		{ID: 1 << 31, Type: rdmacm.Unreachable, Status: -int32(syscall.ETIMEDOUT)},
+	} {
+		for user := range 2 {
+			e.Time = time.Unix(int64(2+i), 0)
+			e.Program = Program{User: quota.ID{UID: user + 1}, PID: 101 + user, Name: "rping"}
+			r.ConnectionChanged(e)
+		}
+	}
+	tr, _ := read(t, mem)
+	for name, attrs := range map[string]map[string]string{
+		"ID 5: address resolved":                           {},
+		"ID 5: established":                                {"peer": to, "queue pair": "17", "peer's queue pair": "18"},
+		"ID 5: rejected: rejected by the consumer":         {"peer": to},
+		"ID 2147483648: unreachable: connection timed out": {},
+	} {
+		got := tr.InstantsNamed("connection manager", name)
+		if len(got) != 1 || !strings.Contains(got[0].Track, "rping[101]") || !maps.Equal(got[0].Attrs, attrs) {
+			t.Errorf("%s: got %+v, want one with %v", name, got, attrs)
+		}
+	}
+}
+
 // next returns the number of events of the only trace.
 func (r *Recorder) next(t *testing.T) uint64 {
 	t.Helper()
@@ -172,7 +210,7 @@ func TestHostileMemory(t *testing.T) {
 			for j := range q {
 				q[j] = byte(rng.Uint32())
 			}
-			q[0], q[1] = 1, byte(rng.Uint32N(4)) // a used entry, mostly of a known kind
+			q[0], q[1] = 1, byte(rng.Uint32N(6))-2 // a used entry, mostly of a known kind
 			for _, at := range []int{16, 18, 20} {
 				q[at], q[at+1] = byte(rng.Uint32N(50)), 0
 			}
@@ -182,7 +220,7 @@ func TestHostileMemory(t *testing.T) {
 			for j := range e {
 				e[j] = byte(rng.Uint32() & rng.Uint32())
 			}
-			kind := []uint8{uint8(rng.Uint32N(12)), kindState + uint8(rng.Uint32N(7))}[rng.Uint32N(2)]
+			kind := []uint8{uint8(rng.Uint32N(12)), kindState + uint8(rng.Uint32N(8))}[rng.Uint32N(2)]
 			head(e, uint64(i+1), int64(rng.Uint64N(1e10)), uint16(rng.Uint32N(45)), uint16(rng.Uint32N(45)), kind,
 				byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()))
 		}

@@ -8,11 +8,14 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"verbena/driver"
 	"verbena/ib"
 	"verbena/internal/perfetto"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -37,6 +40,7 @@ type Summary struct {
 //   - the states of queue pairs as slices
 //   - retransmissions, refusals, losses and asynchronous events as instants
 //   - arms, notifications and completions of completion queues as instants
+//   - events of the connection manager as instants
 //   - the numbers of requests in the queues
 //
 // Arrows lead from a message to the receive that took it, and from each request to its completion. The engine sees
@@ -217,6 +221,10 @@ func (x *writer) queue(id uint16) *queueState {
 		top = x.t.Track(perfetto.Track{}, fmt.Sprintf("%s[%d]", q.program, q.pid))
 		x.programs[q.pid] = top
 	}
+	if q.kind == kindOfManager {
+		q.events = x.t.Track(top, "connection manager")
+		return q
+	}
 	switch driver.QueueKind(q.kind) {
 	case driver.CompletionQueue:
 		x.cqs++
@@ -259,7 +267,10 @@ func (x *writer) event(r *record) {
 	case r.kind == kindDevice:
 		q.events.Instant(when, perfetto.Event{Name: r.text})
 		return
-	case q.kind == kindOfDevice:
+	case r.kind == kindConnection:
+		q.events.Instant(when, r.connection.event())
+		return
+	case q.kind == kindOfDevice, q.kind == kindOfManager:
 		return
 	}
 	switch kind := driver.RequestEventKind(r.kind); {
@@ -301,6 +312,29 @@ func armName(r *record) string {
 		name += fmt.Sprintf(" with %d completions in the queue", r.depth)
 	}
 	return name
+}
+
+// event returns the event for the trace.
+func (c *ConnectionEvent) event() perfetto.Event {
+	e := perfetto.Event{Name: fmt.Sprintf("ID %d: %v", c.ID, c.Type)}
+	switch {
+	case c.Type == rdmacm.Rejected:
+		e.Name += ": " + msg.RejectReason(c.Status).String()
+	case c.Status < 0:
+		e.Name += ": " + syscall.Errno(-c.Status).Error()
+	case c.Status > 0:
+		e.Name += fmt.Sprintf(", status %d", c.Status)
+	}
+	if a := c.Peer.Addr(); a.IsValid() && !a.IsUnspecified() {
+		e.Attrs = append(e.Attrs, perfetto.Attr{Name: "peer", Text: c.Peer.String()})
+	}
+	if c.QPN != 0 {
+		e.Attrs = append(e.Attrs, perfetto.Attr{Name: "queue pair", Number: uint64(c.QPN)})
+	}
+	if c.PeerQPN != 0 {
+		e.Attrs = append(e.Attrs, perfetto.Attr{Name: "peer's queue pair", Number: uint64(c.PeerQPN)})
+	}
+	return e
 }
 
 // Names of the reasons, by their values.

@@ -171,8 +171,9 @@ func (s *Service) callRefused(c uverbs.Refusal) {
 	s.links.causes.CallRefused(x)
 }
 
-// connectionFailed reports a failed connection to the recorder. It may not sleep.
-func (s *Service) connectionFailed(f ucma.Failure) {
+// connectionChanged reports an event of the connection manager to the traces, and a failed connection to the recorder
+// of causes. It may not sleep.
+func (s *Service) connectionChanged(f ucma.Report) {
 	p := explain.Program{User: f.User, PID: f.PID, Session: f.Session}
 	if x := f.Rejection; x != nil {
 		row := rejectionRows[x.Cause]
@@ -184,6 +185,19 @@ func (s *Service) connectionFailed(f ucma.Failure) {
 		})
 		return
 	}
+	if s.links.requests.IsTraced(f.User) {
+		s.links.requests.ConnectionChanged(reqtrace.ConnectionEvent{
+			Time: time.Now(), Program: reqtrace.Program{User: f.User, PID: f.PID, Name: commandName(f.PID)}, ID: f.ID,
+			Type: f.Event.Type, Status: f.Event.Status, Peer: f.View.Dst, QPN: f.View.QPN, PeerQPN: f.Event.Param.QPN,
+		})
+	}
+	if f.Event.Type.IsFailure() {
+		s.connectionFailed(p, f)
+	}
+}
+
+// connectionFailed reports a failed connection to the recorder of causes.
+func (s *Service) connectionFailed(p explain.Program, f ucma.Report) {
 	p.Name = commandName(f.PID)
 	x := explain.FailedConnection{
 		Time: time.Now(), Program: p, Local: f.View.Src, Remote: f.View.Dst, Since: f.View.Asked,

@@ -220,7 +220,7 @@ func (s *Service) openServers() (err error) {
 		return err
 	}
 	cm := ucma.NewServer(s.cm)
-	cm.OnFailure(s.connectionFailed)
+	cm.OnReport(s.connectionChanged)
 	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{

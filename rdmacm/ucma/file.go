@@ -42,7 +42,7 @@ const MaxBacklog = 1024
 type Server struct {
 	m      *rdmacm.Manager
 	onVerb atomic.Pointer[func(VerbCall) error] // nil without a function
-	failed func(Failure)                        // see OnFailure
+	report func(Report)                         // see OnReport
 
 	mu     sync.Mutex
 	ids    map[uint32]*idContext
@@ -285,14 +285,15 @@ func (f *File) lookupAnyID(id uint32) (*idContext, error) {
 	return c, nil
 }
 
-// Failure is a connection of a program that was not established, or a request of a peer that was rejected.
-type Failure struct {
+// Report is an event of a program's ID, or the rejection of a request of a peer.
+type Report struct {
 	User quota.ID
 	PID  int // process that opened the file
 	// Session is Config.Session.
 	Session string
-	// Event is Rejected, Unreachable, ConnectError, AddrError or RouteError, and View is the view of the ID. They are
-	// zero if Rejection is set.
+	// Event is an event of the ID with this number. View is the view of the ID; for ConnectRequest it is the view of the
+	// new ID. They are zero if Rejection is set.
+	ID    uint32
 	Event rdmacm.Event
 	View  rdmacm.View
 	// Rejection is the rejected request of a peer, or nil. Ending is set if the file is being closed, for example because
@@ -301,34 +302,35 @@ type Failure struct {
 	Ending    bool
 }
 
-// OnFailure sets a function that is called with each failure. It must be called before the first Open. f must
-// not sleep.
-func (s *Server) OnFailure(f func(Failure)) {
-	s.failed = f
+// OnReport sets a function that is called with each event and each rejection. It must be called before the first
+// Open. f must not sleep.
+func (s *Server) OnReport(f func(Report)) {
+	s.report = f
 	s.m.OnRejection(func(x rdmacm.Rejection) {
 		if o, ok := x.Owner.(*File); ok {
-			f(Failure{User: o.cfg.User.ID(), PID: o.cfg.PID, Session: o.cfg.Session, Rejection: &x, Ending: o.ending.Load()})
+			f(Report{User: o.cfg.User.ID(), PID: o.cfg.PID, Session: o.cfg.Session, Rejection: &x, Ending: o.ending.Load()})
 		}
 	})
 }
 
-// reportFailure reports an event of an ID, if it is a failure.
-func (s *Server) reportFailure(c *idContext, e *rdmacm.Event) {
-	if s.failed == nil {
+// reportEvent reports an event of an ID.
+func (s *Server) reportEvent(c *idContext, e *rdmacm.Event) {
+	if s.report == nil {
 		return
 	}
-	switch e.Type {
-	case rdmacm.Rejected, rdmacm.Unreachable, rdmacm.ConnectError, rdmacm.AddrError, rdmacm.RouteError:
-		s.mu.Lock()
-		cfg := &c.file.cfg
-		s.mu.Unlock()
-		s.failed(Failure{User: c.user.ID(), PID: cfg.PID, Session: cfg.Session, Event: *e, View: c.cm.View()})
+	of := c.cm
+	if e.Type == rdmacm.ConnectRequest {
+		of = e.New
 	}
+	s.mu.Lock()
+	cfg := &c.file.cfg
+	s.mu.Unlock()
+	s.report(Report{User: c.user.ID(), PID: cfg.PID, Session: cfg.Session, ID: c.id, Event: *e, View: of.View()})
 }
 
 // handleEvent queues an event of an ID. (ucma_event_handler)
 func (s *Server) handleEvent(c *idContext, e rdmacm.Event) {
-	s.reportFailure(c, &e)
+	s.reportEvent(c, &e)
 	if e.Type == rdmacm.ConnectRequest {
 		s.queueRequest(c, e)
 		return

@@ -213,8 +213,12 @@ func TestRejectionsAreReported(t *testing.T) {
 		{"file closed", func(b *testProgram, _ uint32) { b.files[0].Close() }, rdmacm.RejectedByDestroy, true},
 	} {
 		withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
-			var got []Failure
-			s.OnFailure(func(f Failure) { got = append(got, f) })
+			var got []Report
+			s.OnReport(func(f Report) {
+				if f.Rejection != nil || f.Event.Type.IsFailure() {
+					got = append(got, f)
+				}
+			})
 			l := b.createID(msg.PortSpaceTCP, 1)
 			b.must(b.bindID(l, "0.0.0.0:7471"))
 			b.must(issueCommand(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))

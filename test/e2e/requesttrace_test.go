@@ -145,6 +145,13 @@ func TestRequestTraceOfRping(t *testing.T) {
 		t.Error(err)
 	}
 	tr := readTrace(t, file)
+	for _, event := range []string{"connect request", "route resolved", "connect response", "disconnected"} {
+		if !slices.ContainsFunc(tr.InstantsNamed("connection manager", "ID "), func(i perfettotest.Instant) bool {
+			return strings.HasSuffix(i.Name, ": "+event)
+		}) {
+			t.Errorf("event of the connection manager: got no %q, want one", event)
+		}
+	}
 	for _, name := range []string{"SEND", "RDMA READ", "RDMA WRITE"} {
 		if n := len(tr.Named("send work requests", name)); n < 5 {
 			t.Errorf("%s: got %d, want 5 or more", name, n)
