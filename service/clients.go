@@ -359,12 +359,12 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		if r.Explain == nil {
 			break
 		}
-		return &ctl.Response{Causes: s.explainFailures(who, *r.Explain)}, nil
+		return &ctl.Response{Causes: s.failures.explain(who, *r.Explain)}, nil
 	case ctl.OpProfile:
 		if r.Profile == nil {
 			break
 		}
-		b, err := s.collectProfile(*r.Profile)
+		b, err := collectProfile(s.ended, *r.Profile)
 		return &ctl.Response{Profile: b}, err
 	case ctl.OpFaultAdd:
 		if r.Fault == nil {
@@ -451,17 +451,17 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
 	if a.Trace {
-		defer s.traces.add(session.Name(), trace)()
+		defer s.failures.traces.add(session.Name(), trace)()
 	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid)
 	log.Debug("program attached", "args", ctl.TruncateArgs(a.Args))
 	began := time.Now()
 	<-session.Done()
 	if a.Trace {
-		s.awaitCauses()
+		s.failures.awaitCauses()
 	}
 	if a.Explain {
-		s.explainSession(who, session.Name(), trace)
+		s.failures.explainSession(who, session.Name(), trace)
 	}
 	log.Debug("program ended", "args", ctl.TruncateArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }

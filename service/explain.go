@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,19 +23,33 @@ import (
 	"verbena/uverbs"
 )
 
-// newRecorder returns the recorder of the causes of failures.
-func (s *Service) newRecorder() *explain.Recorder {
-	s.found = make(chan foundCause, maxFound)
-	return explain.New(explain.Config{
+// failureLog explains the failures of programs. It also writes each cause to the service's log, and to the trace of its
+// program.
+type failureLog struct {
+	causes   *explain.Recorder
+	requests *reqtrace.Recorder // traces with the events of the connection manager
+	cm       *ucma.Server       // nil until the servers of the programs' calls exist
+	log      *slog.Logger
+	ended    context.Context // done when the service begins to stop
+	found    chan foundCause
+	traces   sessionTraces
+}
+
+// newFailureLog starts to write causes until ended is done.
+func newFailureLog(ended context.Context, log *slog.Logger, requests *reqtrace.Recorder) *failureLog {
+	l := &failureLog{requests: requests, log: log, ended: ended, found: make(chan foundCause, maxFound)}
+	l.causes = explain.New(explain.Config{
 		Program: programOf,
 		Life:    lifeOf,
 		Found: func(c *qpinfo.Cause) { // must not sleep
 			select {
-			case s.found <- foundCause{cause: *c}:
+			case l.found <- foundCause{cause: *c}:
 			default: // the log and the traces omit the cause
 			}
 		},
 	})
+	go l.writeCauses()
+	return l
 }
 
 // maxFound is the number of causes that wait for the log and the traces.
@@ -47,34 +62,34 @@ type foundCause struct {
 }
 
 // writeCauses logs each cause, and adds it to the trace of its program, until the service ends.
-func (s *Service) writeCauses() {
+func (l *failureLog) writeCauses() {
 	for {
 		select {
-		case f := <-s.found:
+		case f := <-l.found:
 			if f.mark != nil {
 				close(f.mark)
 				continue
 			}
 			c := &f.cause
-			s.traces.send(c)
-			s.log.Debug("failure", uidKey, c.UID, "pid", c.PID, "dev", c.Device, "cause", c.Row, "why", c)
-		case <-s.ended.Done():
+			l.traces.send(c)
+			l.log.Debug("failure", uidKey, c.UID, "pid", c.PID, "dev", c.Device, "cause", c.Row, "why", c)
+		case <-l.ended.Done():
 			return
 		}
 	}
 }
 
 // awaitCauses waits until all causes found so far were written. It may sleep.
-func (s *Service) awaitCauses() {
+func (l *failureLog) awaitCauses() {
 	done := make(chan struct{})
 	select {
-	case s.found <- foundCause{mark: done}:
-	case <-s.ended.Done():
+	case l.found <- foundCause{mark: done}:
+	case <-l.ended.Done():
 		return
 	}
 	select {
 	case <-done:
-	case <-s.ended.Done():
+	case <-l.ended.Done():
 	}
 }
 
@@ -112,8 +127,8 @@ func (t *sessionTraces) send(c *qpinfo.Cause) {
 const maxExplained = 20
 
 // explainSession sends the causes of a program's failures to its launcher.
-func (s *Service) explainSession(who peer, session string, trace *callTrace) {
-	for _, c := range s.explainFailures(who, ctl.Explain{Session: session, Last: maxExplained}) {
+func (l *failureLog) explainSession(who peer, session string, trace *callTrace) {
+	for _, c := range l.explain(who, ctl.Explain{Session: session, Last: maxExplained}) {
 		trace.sendLine(ctl.CausePrefix + c.Advice())
 	}
 }
@@ -158,7 +173,7 @@ func programOfProcess(p uverbs.Process) explain.Program {
 }
 
 // callRefused reports a refused command to the recorder. It may not sleep.
-func (s *Service) callRefused(c uverbs.Refusal) {
+func (l *failureLog) callRefused(c uverbs.Refusal) {
 	var injected *ruleError
 	x := explain.RefusedCall{
 		Time: time.Now(), Program: explain.Program{User: c.User, PID: c.PID, Name: c.Program, Session: c.Session},
@@ -168,36 +183,36 @@ func (s *Service) callRefused(c uverbs.Refusal) {
 	if errors.As(c.Err, &qp) {
 		x.Device, x.QP = qp.Device, qp.Num
 	}
-	s.links.causes.CallRefused(x)
+	l.causes.CallRefused(x)
 }
 
 // connectionChanged reports an event of the connection manager to the traces, and a failed connection to the recorder
 // of causes. It may not sleep.
-func (s *Service) connectionChanged(f ucma.Report) {
+func (l *failureLog) connectionChanged(f ucma.Report) {
 	p := explain.Program{User: f.User, PID: f.PID, Session: f.Session}
 	if x := f.Rejection; x != nil {
 		row := rejectionRows[x.Cause]
 		if f.Ending && x.Cause == rdmacm.RejectedByDestroy {
 			row = rejectedEnded
 		}
-		s.links.causes.RequestRejected(explain.RejectedRequest{
+		l.causes.RequestRejected(explain.RejectedRequest{
 			Time: time.Now(), Program: p, From: x.Peer, Row: row, Backlog: x.Backlog,
 		})
 		return
 	}
-	if s.links.requests.IsTraced(f.User) {
-		s.links.requests.ConnectionChanged(reqtrace.ConnectionEvent{
+	if l.requests.IsTraced(f.User) {
+		l.requests.ConnectionChanged(reqtrace.ConnectionEvent{
 			Time: time.Now(), Program: reqtrace.Program{User: f.User, PID: f.PID, Name: commandName(f.PID)}, ID: f.ID,
 			Type: f.Event.Type, Status: f.Event.Status, Peer: f.View.Dst, QPN: f.View.QPN, PeerQPN: f.Event.Param.QPN,
 		})
 	}
 	if f.Event.Type.IsFailure() {
-		s.connectionFailed(p, f)
+		l.connectionFailed(p, f)
 	}
 }
 
 // connectionFailed reports a failed connection to the recorder of causes.
-func (s *Service) connectionFailed(p explain.Program, f ucma.Report) {
+func (l *failureLog) connectionFailed(p explain.Program, f ucma.Report) {
 	p.Name = commandName(f.PID)
 	x := explain.FailedConnection{
 		Time: time.Now(), Program: p, Local: f.View.Src, Remote: f.View.Dst, Since: f.View.Asked,
@@ -220,7 +235,7 @@ func (s *Service) connectionFailed(p explain.Program, f ucma.Report) {
 			x.Text = fmt.Sprintf("status %d", f.Event.Status)
 		}
 	}
-	s.links.causes.ConnectionFailed(x)
+	l.causes.ConnectionFailed(x)
 }
 
 // rejectedEnded is the row of a rejection because the file of the connection manager was closed.
@@ -355,12 +370,12 @@ func (t *linkTable) reportDeviceAs(l *rdmaLink, lost string, programs []explain.
 	t.requests.DeviceChanged(now, l.spec.Name, text)
 }
 
-// explainFailures returns the causes of failures that a user may see. Managers see the facts of both ends.
-func (s *Service) explainFailures(who peer, r ctl.Explain) []qpinfo.Cause {
+// explain returns the causes of failures that a user may see. Managers see the facts of both ends. It may sleep.
+func (l *failureLog) explain(who peer, r ctl.Explain) []qpinfo.Cause {
 	now := time.Now()
-	return s.links.causes.Causes(explain.Query{
+	return l.causes.Causes(explain.Query{
 		Sees: who.SeesAccount, All: who.Manager, Last: r.Last, QP: r.QP, Session: r.Session,
-		Now: now, Pending: s.pendingConnections(now),
+		Now: now, Pending: l.pendingConnections(now),
 	})
 }
 
@@ -368,11 +383,11 @@ func (s *Service) explainFailures(who peer, r ctl.Explain) []qpinfo.Cause {
 const unansweredFor = 5 * time.Second
 
 // pendingConnections returns the connection requests of programs that have no answer for some time. It may sleep.
-func (s *Service) pendingConnections(now time.Time) (list []explain.FailedConnection) {
-	if s.verbFaults.cm == nil {
+func (l *failureLog) pendingConnections(now time.Time) (list []explain.FailedConnection) {
+	if l.cm == nil {
 		return nil
 	}
-	for _, x := range s.verbFaults.cm.IDs() {
+	for _, x := range l.cm.IDs() {
 		if !x.View.Unanswered || now.Sub(x.View.Asked) < unansweredFor {
 			continue
 		}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -236,7 +237,7 @@ func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver)
 
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }
 
-// refusalQueue queues users' refused requests for the log. logRefusals writes them.
+// refusalQueue queues users' refused requests for the log.
 type refusalQueue chan *quota.LimitError
 
 // add queues a refused request. add does not sleep; if the queue is full, the refusal is not logged.
@@ -247,14 +248,14 @@ func (r refusalQueue) add(e *quota.LimitError) {
 	}
 }
 
-// logRefusals logs refusals until the service ends.
-func (s *Service) logRefusals(r refusalQueue) {
+// write logs refusals until the service ends.
+func (r refusalQueue) write(ended context.Context, log *slog.Logger) {
 	for {
 		select {
-		case <-s.ended.Done():
+		case <-ended.Done():
 			return
 		case e := <-r:
-			s.log.Warn("a limit is reached", uidKey, e.User.UID, "err", e)
+			log.Warn("a limit is reached", uidKey, e.User.UID, "err", e)
 		}
 	}
 }

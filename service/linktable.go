@@ -167,3 +167,43 @@ func (t *linkTable) linkWithAddr(a netip.Addr) *rdmaLink {
 }
 
 func (t *linkTable) logf(format string, args ...any) { t.log.Warn(fmt.Sprintf(format, args...)) }
+
+// createFirstLinks makes the devices of the options, or the default device. After an error, the caller closes the
+// service.
+func (t *linkTable) createFirstLinks() error {
+	if t.opts.Links == nil {
+		l, err := t.openDefaultLink()
+		if err != nil {
+			return err
+		}
+		t.add(l)
+		if err := t.guests.CheckTreesCurrent(); err != nil {
+			return err
+		}
+	}
+	if err := t.createAll(t.opts.Links); err != nil {
+		return err
+	}
+	t.configured = false
+	return nil
+}
+
+// createAll makes several devices, and updates the programs' files once. After an error, the caller closes the
+// service.
+func (t *linkTable) createAll(specs []ctl.LinkSpec) error {
+	if len(specs) == 0 {
+		return nil
+	}
+	defer t.functions.reserve(specs)()
+	release := t.guests.HoldTrees()
+	for _, spec := range specs {
+		if err := t.addLink(spec); err != nil {
+			return err
+		}
+	}
+	release()
+	if err := t.guests.CheckTreesCurrent(); err != nil {
+		return fmt.Errorf("make %d devices: %w", len(specs), err)
+	}
+	return nil
+}

@@ -23,10 +23,10 @@ var maxProfileSize = 32 << 20 // tests use a smaller value
 // profileMu is held while a profile is collected. The runtime collects one profile at a time.
 var profileMu sync.Mutex
 
-// collectProfile collects a profile of this process and returns it. collectProfile ends early if the service ends.
+// collectProfile collects a profile of this process and returns it. collectProfile ends early if ended is done.
 // collectProfile returns EBUSY while another profile is being made, EINVAL for an unknown kind or an invalid time, and
 // EFBIG for a profile of more than 32 MiB.
-func (s *Service) collectProfile(p ctl.Profile) ([]byte, error) {
+func collectProfile(ended context.Context, p ctl.Profile) ([]byte, error) {
 	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {
 	case !timed && p.Kind != ctl.ProfileHeap && p.Kind != ctl.ProfileGoroutines:
@@ -44,7 +44,7 @@ func (s *Service) collectProfile(p ctl.Profile) ([]byte, error) {
 	}
 	defer profileMu.Unlock()
 	to := &boundedBuffer{most: maxProfileSize}
-	err := writeProfile(s.ended, to, p)
+	err := writeProfile(ended, to, p)
 	if to.isFull() {
 		return nil, fmt.Errorf("debug pprof %s: the profile exceeds %d MiB: choose a shorter duration: %w", p.Kind,
 			maxProfileSize>>20, syscall.EFBIG)

@@ -55,7 +55,7 @@ func TestProfileOfEachKind(t *testing.T) {
 	s.Stop()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.collectProfile(ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
+		_, err := collectProfile(s.ended, ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
 		done <- err
 	}()
 	select {

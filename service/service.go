@@ -110,8 +110,7 @@ type Service struct {
 
 	links       linkTable
 	programs    attachedPrograms
-	traces      sessionTraces
-	found       chan foundCause // causes for the log and the traces
+	failures    *failureLog
 	connections controlConnections
 }
 
@@ -145,8 +144,6 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s.quota = quota.New(limits)
 	s.links.opts, s.links.log, s.links.core = &s.opts, s.log, s.core
-	s.links.causes = s.newRecorder()
-	s.links.requests = reqtrace.New(tracedProgramOf)
 	s.links.ringBytes = limits[quota.RingBytes].UserMaximum()
 	refused := make(refusalQueue, 16)
 	s.quota.OnRefusal(refused.add)
@@ -161,12 +158,13 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.links.ended = s.ended
+	s.failures = newFailureLog(s.ended, s.log, reqtrace.New(tracedProgramOf))
+	s.links.causes, s.links.requests = s.failures.causes, s.failures.requests
 	s.acceptor = acceptor{log: s.log, quota: s.quota, rights: &s.rights, kept: s.kept, authority: s.authority,
 		ended: s.ended, refusing: make(chan struct{}, maxRefusing),
 		answer: func(c ctl.Conn, who peer) { s.answerRequests(c, who, s.firstMessage) }}
 	s.programs.since = time.Now()
-	go s.logRefusals(refused)
-	go s.writeCauses()
+	go refused.write(s.ended, s.log)
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
 		// Watch starts before the devices are made, so that no change is missed.
 		if w, err := netdev.Watch(); err != nil {
@@ -191,7 +189,7 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 	}
-	if err := s.createFirstLinks(); err != nil {
+	if err := s.links.createFirstLinks(); err != nil {
 		return nil, err
 	}
 	if s.interfaces != nil {
@@ -220,60 +218,21 @@ func (s *Service) openServers() (err error) {
 		return err
 	}
 	cm := ucma.NewServer(s.cm)
-	cm.OnReport(s.connectionChanged)
+	s.failures.cm = cm
+	cm.OnReport(s.failures.connectionChanged)
 	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, PCI: s.links.functions.find,
 		Dir: s.dir.path, Node: s.opts.Node,
 		AskHelper: s.opts.AskLaunchers, Quota: s.quota, Doorbells: s.opts.Doorbells, Pollers: pollers, Rights: &s.rights,
-		Kept: s.kept, Authority: s.authority, Refused: s.callRefused, Log: s.log}); err != nil {
+		Kept: s.kept, Authority: s.authority, Refused: s.failures.callRefused, Log: s.log}); err != nil {
 		return err
 	}
 	s.links.guests = s.guests
 	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.CopiesOf,
 		Pollers: pollers, Rights: &s.rights,
-		Kept: s.kept, Refused: s.callRefused, Log: s.log})
-	return nil
-}
-
-// createFirstLinks makes the devices of the options, or the default device. After an error, the caller closes the
-// service.
-func (s *Service) createFirstLinks() error {
-	if s.opts.Links == nil {
-		l, err := s.links.openDefaultLink()
-		if err != nil {
-			return err
-		}
-		s.links.add(l)
-		if err := s.guests.CheckTreesCurrent(); err != nil {
-			return err
-		}
-	}
-	if err := s.createLinks(s.opts.Links); err != nil {
-		return err
-	}
-	s.links.configured = false
-	return nil
-}
-
-// createLinks makes several devices, and updates the programs' files once. After an error, the caller closes the
-// service.
-func (s *Service) createLinks(specs []ctl.LinkSpec) error {
-	if len(specs) == 0 {
-		return nil
-	}
-	defer s.links.functions.reserve(specs)()
-	release := s.guests.HoldTrees()
-	for _, spec := range specs {
-		if err := s.links.addLink(spec); err != nil {
-			return err
-		}
-	}
-	release()
-	if err := s.guests.CheckTreesCurrent(); err != nil {
-		return fmt.Errorf("make %d devices: %w", len(specs), err)
-	}
+		Kept: s.kept, Refused: s.failures.callRefused, Log: s.log})
 	return nil
 }
 
