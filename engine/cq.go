@@ -316,7 +316,7 @@ func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool, traced *driver.Reques
 		return
 	}
 	if qp.state != ib.QPErr {
-		qp.observeLost(c, wc)
+		qp.report().lost(c, wc)
 		qp.enterError(driver.StateCause{Reason: driver.ByCQ})
 	}
 }

@@ -205,7 +205,7 @@ func (e *endpoint) transmit(qp *QP, t *link.Train, packets int) bool {
 		return false
 	default:
 		e.dev.counters.add(cntSendErr, packets)
-		qp.observeError(t, packets, err)
+		qp.report().sendError(t, packets, err)
 	}
 	return true
 }

@@ -70,13 +70,12 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) 
 	return err
 }
 
-// choosePort sets the UDP source port of a connection to the port that Linux would use. (rdma_get_udp_sport)
-func (qp *QP) choosePort() {
-	if label := qp.attr.AH.GRH.FlowLabel; label != 0 {
-		qp.sport = roce.SourcePortFlowLabel(label)
-	} else {
-		qp.sport = roce.SourcePortRC(qp.num, qp.attr.DestQPN)
+// sourcePort returns the UDP source port that Linux would use for a connection of queue pair num. (rdma_get_udp_sport)
+func sourcePort(num uint32, a *ib.QPAttr) uint16 {
+	if label := a.AH.GRH.FlowLabel; label != 0 {
+		return roce.SourcePortFlowLabel(label)
 	}
+	return roce.SourcePortRC(num, a.DestQPN)
 }
 
 // forgetPort reports to the endpoints that the queue pair no longer uses its UDP source port. If another queue pair
@@ -162,7 +161,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		}
 	}
 	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !qp.datagram {
-		qp.choosePort()
+		qp.sport = sourcePort(qp.num, &qp.attr)
 	}
 	if !moves {
 		return nil

@@ -13,46 +13,53 @@ import (
 	"verbena/uapi"
 )
 
-// The functions of this file report failures to Config.Observer. They are called only after a failure, except
-// for changes of state. Each determines the violated rule by a second look at the values: the data path does
-// not keep them.
+// reporter reports the failures of a queue pair to Config.Observer, and its changes of state. Its methods are called
+// only after a failure or a change. Each determines the violated rule by a second look at the values: the data path
+// does not keep them.
+type reporter struct{ qp *QP }
+
+// report returns the reporter of the queue pair.
+func (qp *QP) report() reporter { return reporter{qp} }
 
 // ref describes the queue pair for a report. The caller runs the queue pair.
-func (qp *QP) ref() driver.QPRef {
-	r := qp.foreignRef()
+func (r reporter) ref() driver.QPRef {
+	qp, ref := r.qp, r.foreignRef()
 	if qp.path != nil && !qp.datagram {
-		r.Local, r.Peer, r.DestQPN = qp.path.from.addr, qp.path.dst, qp.attr.DestQPN
+		ref.Local, ref.Peer, ref.DestQPN = qp.path.from.addr, qp.path.dst, qp.attr.DestQPN
 	}
-	return r
+	return ref
 }
 
 // foreignRef is ref for a thread that does not run the queue pair.
-func (qp *QP) foreignRef() driver.QPRef {
-	r := driver.QPRef{Device: qp.dev.name, Num: qp.num, Type: qp.typ, State: qp.State(), DestQPN: qp.peer.Load()}
-	r.Context = qp.user
+func (r reporter) foreignRef() driver.QPRef {
+	qp := r.qp
+	ref := driver.QPRef{Device: qp.dev.name, Num: qp.num, Type: qp.typ, State: qp.State(), DestQPN: qp.peer.Load()}
+	ref.Context = qp.user
 	if qp.ctx != nil {
-		r.Context = qp.ctx.UserContext
+		ref.Context = qp.ctx.UserContext
 	}
-	return r
+	return ref
 }
 
-// observeState reports a change of state, or the end of the queue pair.
-func (qp *QP) observeState(from ib.QPState, why driver.StateCause) {
+// state reports a change of state, or the end of the queue pair.
+func (r reporter) state(from ib.QPState, why driver.StateCause) {
+	qp := r.qp
 	if o := qp.dev.observer; o != nil {
-		r := qp.ref()
-		r.State = qp.state
-		o.StateChanged(driver.StateChange{Time: qp.dev.clock.Now(), QP: r, From: from, To: qp.state, Cause: why})
+		ref := r.ref()
+		ref.State = qp.state
+		o.StateChanged(driver.StateChange{Time: qp.dev.clock.Now(), QP: ref, From: from, To: qp.state, Cause: why})
 	}
 }
 
-// observeSend reports a send work request that completes with an error.
-func (qp *QP) observeSend(w *sendWQE, status uapi.WCStatus) {
+// send reports a send work request that completes with an error.
+func (r reporter) send(w *sendWQE, status uapi.WCStatus) {
+	qp := r.qp
 	o := qp.dev.observer
 	if o == nil {
 		return
 	}
 	f := driver.FailedCompletion{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), WRID: w.ID, Opcode: w.Opcode, Status: status, Length: uint64(w.length),
+		Time: qp.dev.clock.Now(), QP: r.ref(), WRID: w.ID, Opcode: w.Opcode, Status: status, Length: uint64(w.length),
 		Timeout: qp.req.snd.Timeout.Duration(),
 	}
 	if qp.srd != nil && w.path != nil {
@@ -85,7 +92,7 @@ func (r *requester) violation(w *sendWQE, status uapi.WCStatus) driver.Violation
 		if w.kind == transport.Read || w.kind == transport.Atomic {
 			right = ib.AccessLocalWrite
 		}
-		return qp.elementViolation(qp.pd, w.SGEs, right)
+		return qp.report().elementViolation(qp.pd, w.SGEs, right)
 	case uapi.WCLocQPOpErr, uapi.WCLocLenErr:
 		return r.requestViolation(w)
 	}
@@ -128,10 +135,10 @@ func (r *requester) requestViolation(w *sendWQE) driver.Violation {
 }
 
 // elementViolation returns the rule that the elements of a local list violate, or RuleMemory if they violate none.
-func (qp *QP) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driver.Violation {
+func (r reporter) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driver.Violation {
 	for i := range list {
 		if s := &list[i]; s.Length != 0 {
-			if v := qp.keyViolation(in, s.LKey, right, s.Addr, uint64(s.Length)); v.Rule != driver.RuleUnknown {
+			if v := r.keyViolation(in, s.LKey, right, s.Addr, uint64(s.Length)); v.Rule != driver.RuleUnknown {
 				return v
 			}
 		}
@@ -140,7 +147,8 @@ func (qp *QP) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driv
 }
 
 // keyViolation returns the rule that an access by a key violates, or RuleUnknown if it now violates none.
-func (qp *QP) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, length uint64) driver.Violation {
+func (r reporter) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, length uint64) driver.Violation {
+	qp := r.qp
 	v := driver.Violation{Key: key, Window: key>>8 >= firstMW, Right: right &^ localRead, Addr: addr, Length: length}
 	g := qp.dev.grant(key)
 	if g == nil {
@@ -172,14 +180,15 @@ func (g *grant) observeEnd(how driver.KeyEnd) {
 	}
 }
 
-// observeRecv reports a receive that completes with an error.
-func (qp *QP) observeRecv(status uapi.WCStatus) {
+// receive reports a receive that completes with an error.
+func (r reporter) receive(status uapi.WCStatus) {
+	qp := r.qp
 	o := qp.dev.observer
 	if o == nil {
 		return
 	}
 	w := &qp.resp.wqe
-	f := driver.FailedCompletion{Time: qp.dev.clock.Now(), QP: qp.ref(), Recv: true, WRID: w.ID, Status: status}
+	f := driver.FailedCompletion{Time: qp.dev.clock.Now(), QP: r.ref(), Recv: true, WRID: w.ID, Status: status}
 	if status != uapi.WCWRFlushErr {
 		f.Violation = qp.resp.receiveViolation(status)
 	}
@@ -193,7 +202,7 @@ func (r *responder) receiveViolation(status uapi.WCStatus) driver.Violation {
 	case uapi.WCLocLenErr:
 		return driver.Violation{Rule: driver.RuleReceiveLength, Limit: uint64(w.Length)}
 	case uapi.WCLocProtErr:
-		return r.qp.elementViolation(w.pd, w.SGEs, ib.AccessLocalWrite)
+		return r.qp.report().elementViolation(w.pd, w.SGEs, ib.AccessLocalWrite)
 	case uapi.WCLocQPOpErr:
 		limit := r.qp.cap.MaxRecvSGE
 		if w.from != nil {
@@ -206,19 +215,20 @@ func (r *responder) receiveViolation(status uapi.WCStatus) driver.Violation {
 	return driver.Violation{}
 }
 
-// observeRefusal records the rule for the NAK of a request that was not executed, or reports the request if no NAK
+// refusal records the rule for the NAK of a request that was not executed, or reports the request if no NAK
 // follows.
-func (qp *QP) observeRefusal(k *packet, v verdict, by transport.Check) {
+func (r reporter) refusal(k *packet, v verdict, by transport.Check) {
+	qp := r.qp
 	o := qp.dev.observer
 	if o == nil || v == refused {
-		return // observeNAK has reported it
+		return // nak has reported it
 	}
 	x := qp.resp.requestViolation(k, by)
 	switch {
 	case v == notReady && qp.reliable:
-		qp.observeRequest(k.psn, k.Opcode, roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), true, x)
+		r.request(k.psn, k.Opcode, roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), true, x)
 	case !qp.reliable:
-		qp.observeRequest(k.psn, k.Opcode, 0, false, x)
+		r.request(k.psn, k.Opcode, 0, false, x)
 	default:
 		qp.resp.noted = violated{k.psn, k.Opcode, x}
 	}
@@ -239,23 +249,26 @@ type violated struct {
 	driver.Violation
 }
 
-// observeNAK reports a request that is answered by a NAK, or a receive that makes the responder fail.
-func (qp *QP) observeNAK(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+// nak reports a request that is answered by a NAK, or a receive that makes the responder fail.
+func (r reporter) nak(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+	qp := r.qp
 	if qp.dev.observer == nil {
 		return
 	}
-	qp.observeNoted(psn, s, true, status)
+	r.noted(psn, s, true, status)
 }
 
-// observeLoss reports a message of an unreliable connection that this end drops after its packet was accepted.
-func (qp *QP) observeLoss(psn roce.PSN, status uapi.WCStatus) {
+// loss reports a message of an unreliable connection that this end drops after its packet was accepted.
+func (r reporter) loss(psn roce.PSN, status uapi.WCStatus) {
+	qp := r.qp
 	if qp.dev.observer != nil {
-		qp.observeNoted(psn, 0, false, status)
+		r.noted(psn, 0, false, status)
 	}
 }
 
-// observeNoted reports a refused request with the rule that was recorded for its PSN.
-func (qp *QP) observeNoted(psn roce.PSN, s roce.Syndrome, answered bool, status uapi.WCStatus) {
+// noted reports a refused request with the rule that was recorded for its PSN.
+func (r reporter) noted(psn roce.PSN, s roce.Syndrome, answered bool, status uapi.WCStatus) {
+	qp := r.qp
 	x := qp.resp.noted
 	qp.resp.noted = violated{}
 	late := x.psn != psn || x.Rule == driver.RuleUnknown
@@ -266,19 +279,21 @@ func (qp *QP) observeNoted(psn roce.PSN, s roce.Syndrome, answered bool, status 
 		}
 	}
 	qp.dev.observer.RequestRefused(driver.RefusedRequest{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: x.op, Late: late, Syndrome: s, Answered: answered,
+		Time: qp.dev.clock.Now(), QP: r.ref(), PSN: psn, Opcode: x.op, Late: late, Syndrome: s, Answered: answered,
 		Violation: x.Violation,
 	})
 }
 
-func (qp *QP) observeRequest(psn roce.PSN, op roce.Opcode, s roce.Syndrome, answered bool, v driver.Violation) {
+func (r reporter) request(psn roce.PSN, op roce.Opcode, s roce.Syndrome, answered bool, v driver.Violation) {
+	qp := r.qp
 	qp.dev.observer.RequestRefused(driver.RefusedRequest{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: op, Syndrome: s, Answered: answered, Violation: v,
+		Time: qp.dev.clock.Now(), QP: r.ref(), PSN: psn, Opcode: op, Syndrome: s, Answered: answered, Violation: v,
 	})
 }
 
-// observeDatagram reports a datagram without a receive that can hold it.
-func (qp *QP) observeDatagram(k *packet) {
+// datagram reports a datagram without a receive that can hold it.
+func (r reporter) datagram(k *packet) {
+	qp := r.qp
 	if qp.dev.observer == nil || qp.state == ib.QPErr {
 		return
 	}
@@ -289,7 +304,7 @@ func (qp *QP) observeDatagram(k *packet) {
 	case qp.resp.wqe.taken:
 		v = driver.Violation{Rule: driver.RuleReceiveLength, Length: uint64(grhLen + n), Limit: uint64(qp.resp.wqe.Length)}
 	}
-	qp.observeRequest(k.psn, k.Opcode, 0, false, v)
+	r.request(k.psn, k.Opcode, 0, false, v)
 }
 
 // requestViolation returns the rule that a request violates, from the check that it has failed.
@@ -347,7 +362,7 @@ func (r *responder) requestViolation(k *packet, by transport.Check) driver.Viola
 		if key == 0 && qp.reliable { // a peer of UC or UD could cause many searches
 			key = qp.dev.keyWithoutRemote(r.domain(), addr, length)
 		}
-		v := qp.keyViolation(r.domain(), key, need, addr, length)
+		v := qp.report().keyViolation(r.domain(), key, need, addr, length)
 		if v.Rule == driver.RuleUnknown {
 			v.Rule = driver.RuleMemory
 		}
@@ -407,10 +422,11 @@ var dropReasons = map[counter]driver.DropReason{
 	cntDropQKey: driver.DropQKey, cntDropPortDown: driver.DropPort, cntDropStalled: driver.DropStalled,
 }
 
-// observeDrop reports a dropped packet of the queue pair. The caller runs the queue pair.
-func (qp *QP) observeDrop(b []byte, src netip.Addr, why counter) {
+// drop reports a dropped packet of the queue pair. The caller runs the queue pair.
+func (r reporter) drop(b []byte, src netip.Addr, why counter) {
+	qp := r.qp
 	if qp.dev.observer != nil {
-		qp.dev.observePackets(qp.ref(), src, b, 1, why)
+		qp.dev.observePackets(r.ref(), src, b, 1, why)
 	}
 }
 
@@ -421,8 +437,9 @@ func (d *Device) observeUnknown(num uint32, src netip.Addr, b []byte, packets in
 	}
 }
 
-// observeIntruder reports a train to a queue pair that is not connected to the train's sender.
-func (qp *QP) observeIntruder(t *train) {
+// intruder reports a train to a queue pair that is not connected to the train's sender.
+func (r reporter) intruder(t *train) {
+	qp := r.qp
 	if qp.dev.observer == nil {
 		return
 	}
@@ -430,7 +447,7 @@ func (qp *QP) observeIntruder(t *train) {
 	if qp.State() < ib.QPRTR { // the queue pair has no peer yet
 		why = cntDropState
 	}
-	qp.dev.observePackets(qp.foreignRef(), t.path.from.addr, t.span(0), t.packets, why)
+	qp.dev.observePackets(r.foreignRef(), t.path.from.addr, t.span(0), t.packets, why)
 }
 
 func (d *Device) observePackets(to driver.QPRef, src netip.Addr, b []byte, packets int, why counter) {
@@ -448,27 +465,29 @@ func (d *Device) observePackets(to driver.QPRef, src netip.Addr, b []byte, packe
 	d.observer.PacketsDropped(x)
 }
 
-// observeUnsent reports packets of a train that cannot be sent while the port is down.
-func (qp *QP) observeUnsent(t *train) { qp.observeError(&t.Train, t.packets-t.sent, nil) }
+// unsent reports packets of a train that cannot be sent while the port is down.
+func (r reporter) unsent(t *train) { r.sendError(&t.Train, t.packets-t.sent, nil) }
 
-// observeError reports packets that the network did not accept.
-func (qp *QP) observeError(t *link.Train, packets int, err error) {
+// sendError reports packets that the network did not accept.
+func (r reporter) sendError(t *link.Train, packets int, err error) {
+	qp := r.qp
 	if o := qp.dev.observer; o != nil {
 		o.PacketsUnsent(driver.UnsentPackets{
-			Time: qp.dev.clock.Now(), QP: qp.ref(), Packets: packets, Longest: t.Size, Err: err,
+			Time: qp.dev.clock.Now(), QP: r.ref(), Packets: packets, Longest: t.Size, Err: err,
 			MTU: qp.dev.at.Load().netdev.MTU,
 		})
 	}
 }
 
-// observeLost reports a completion for which the completion queue had no room.
-func (qp *QP) observeLost(c *cq, wc *uapi.WC) {
+// lost reports a completion for which the completion queue had no room.
+func (r reporter) lost(c *cq, wc *uapi.WC) {
+	qp := r.qp
 	o := qp.dev.observer
 	if o == nil {
 		return
 	}
 	x := driver.LostCompletion{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), Recv: c == qp.recvCQ && wc.Opcode&uapi.WCRecv != 0, WRID: wc.WRID,
+		Time: qp.dev.clock.Now(), QP: r.ref(), Recv: c == qp.recvCQ && wc.Opcode&uapi.WCRecv != 0, WRID: wc.WRID,
 		Status: wc.Status,
 	}
 	c.mu.Lock()

@@ -359,7 +359,7 @@ func (qp *QP) setState(s ib.QPState, why driver.StateCause) {
 		qp.trace.note(traceState, uint32(s))
 	}
 	if qp.state = s; s != from {
-		qp.observeState(from, why)
+		qp.report().state(from, why)
 	}
 	if s != ib.QPSQD {
 		qp.req.drain = notDraining
@@ -382,7 +382,7 @@ func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.dev.qpBits.slotOf(qp.num), nil)
 	bound := false
 	if !qp.exclusively(func(*pass) {
-		qp.observeState(qp.state, driver.StateCause{Reason: driver.ByDestroy})
+		qp.report().state(qp.state, driver.StateCause{Reason: driver.ByDestroy})
 		qp.life.reach(destroyed)
 		qp.timer.stop()
 		qp.egress.drop()

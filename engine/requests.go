@@ -187,7 +187,7 @@ func (qp *QP) traceRequests() {
 	if qp.dev.observer == nil {
 		return
 	}
-	q := driver.QueueRef{Kind: driver.QueuePair, QP: qp.ref(), Time: qp.dev.clock.Now(),
+	q := driver.QueueRef{Kind: driver.QueuePair, QP: qp.report().ref(), Time: qp.dev.clock.Now(),
 		SendCQ: qp.sendCQ.requestLog(), RecvCQ: qp.recvCQ.requestLog()}
 	t := qp.trace.requestLog()
 	if t != nil {

@@ -19,7 +19,7 @@ type responder struct {
 	named   *srq    // XRC: the queue that the request names
 	wqe     recvWQE // receive for the present message; if it is not used, it serves the next message
 
-	noted violated // see observeRefusal
+	noted violated // see reporter.refusal
 }
 
 func (r *responder) reset() {
@@ -112,13 +112,13 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 	starts := k.Flags&roce.FlagStarts != 0
 	if rcv.Interrupts(k.psn, starts) {
 		if starts {
-			qp.observeRefusal(k, invalid, transport.CheckPSN)
+			qp.report().refusal(k, invalid, transport.CheckPSN)
 		}
 		p.settle(qp) // the data of an incomplete message may be stored, without a completion
 		r.wqe.filled = 0
 	}
 	if !rcv.ArriveUnreliable(k.psn, starts) {
-		qp.observeRefusal(k, invalid, transport.CheckPSN)
+		qp.report().refusal(k, invalid, transport.CheckPSN)
 		r.refused(k, transport.CheckPSN)
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
@@ -162,10 +162,10 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	case qp.state == ib.QPErr:
 		return
 	case qp.reliable:
-		qp.observeNAK(psn, s, status)
+		qp.report().nak(psn, s, status)
 		r.rcv.Refuse(s, psn)
 	case !own:
-		qp.observeLoss(psn, status)
+		qp.report().loss(psn, status)
 		r.rcv.AbandonRest()
 		return
 	}
@@ -209,7 +209,7 @@ func (r *responder) execute(p *pass, k *packet) verdict {
 	v, by := r.executeKind(p, k, &a)
 	if v != accepted {
 		qp := r.qp
-		qp.observeRefusal(k, v, by)
+		qp.report().refusal(k, v, by)
 		r.refused(k, by)
 	}
 	return v
@@ -601,7 +601,7 @@ func (r *responder) receiveDatagram(p *pass, k *packet) {
 	qp := r.qp
 	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.Length {
 		qp.dev.counters.add(cntDropUnreliable, 1)
-		qp.observeDatagram(k)
+		qp.report().datagram(k)
 		return
 	}
 	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, grhOf(p, k)) ||
@@ -660,7 +660,7 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 			qp.dev.countMessage(cntRecvBytes, int(wc.ByteLen))
 		}
 	} else {
-		qp.observeRecv(wc.Status)
+		qp.report().receive(wc.Status)
 		wc.Opcode = uapi.WCRecv // consumers distinguish sends and receives by the opcode
 	}
 	wc.WRID, wc.PortNum = r.wqe.ID, 1

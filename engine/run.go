@@ -165,7 +165,7 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 	if why != accept {
 		qp.dev.counters.add(why, 1)
 		qp.trace.packet(traceDrop, b, uint32(why))
-		qp.observeDrop(b, k.src, why)
+		qp.report().drop(b, k.src, why)
 		if why == cntDropState && qp.state == ib.QPErr && k.Flags&(roce.FlagRequest|roce.FlagSRDETH) ==
 			roce.FlagRequest|roce.FlagSRDETH && qp.srd != nil {
 			qp.srd.refuseUnknown(k, roce.SRDAborted)
@@ -341,7 +341,7 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 	if peer != nil {
 		if to = peer.qp(t.to); intrudes(qp, to) {
 			peer.counters.add(cntDropSource, t.packets)
-			to.observeIntruder(t)
+			to.report().intruder(t)
 			t.free()
 			return 1, true
 		}
@@ -349,7 +349,7 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 	p.spent += len(t.Buf) + trainCost
 	if !from.ready() { // as without a route (rxe_find_route)
 		d.counters.add(cntSendErr, t.packets-t.sent)
-		qp.observeUnsent(t)
+		qp.report().unsent(t)
 		t.free()
 		return 1, true
 	}

@@ -261,7 +261,7 @@ func TestSourcePorts(t *testing.T) {
 		qp := qpOf(b.a.qp)
 		qp.exclusively(func(*pass) {
 			qp.attr.AH.GRH.FlowLabel = 0x12345
-			qp.choosePort()
+			qp.sport = sourcePort(qp.num, &qp.attr)
 			if qp.sport != roce.SourcePortFlowLabel(0x12345) {
 				t.Errorf("port %#x for a flow label", qp.sport)
 			}
