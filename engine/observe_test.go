@@ -8,6 +8,7 @@ import (
 
 	"verbena/driver"
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/roce"
 	"verbena/uapi"
 	"verbena/umem"
@@ -284,7 +285,7 @@ func TestObserveLostCompletion(t *testing.T) {
 			b.b.recv(uint64(i), 0, 8)
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
 		}
-		time.Sleep(time.Second)
+		testutil.AdvanceTime(time.Second)
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if len(o.lost) != 1 || o.lost[0].Entries != n || o.lost[0].Waiting != n || o.lost[0].WRID != uint64(n) {
@@ -310,17 +311,11 @@ func TestObserveDatagramToNoQP(t *testing.T) {
 		b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 50), AH: ah, RemoteQPN: 0x4242,
 			RemoteQKey: testQKey})
 		b.a.poll(1)
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		testutil.Eventually(t, "report: datagram to no QP", func() bool {
 			o.mu.Lock()
-			n := len(o.dropped)
-			o.mu.Unlock()
-			if n > 0 {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatal("datagram to no QP: got no report")
-			}
-		}
+			defer o.mu.Unlock()
+			return len(o.dropped) > 0
+		})
 		d := o.dropped[0]
 		if d.Reason != driver.DropNoQP || d.QP.Num != 0x4242 || d.SourceQP != b.a.qp.Num() || d.Source != addrA {
 			t.Errorf("datagram to no QP: got %+v, want QP %d of %v as its sender", d, b.a.qp.Num(), addrA)
@@ -369,17 +364,11 @@ func TestObserveLossOnUC(t *testing.T) {
 			b.b.recv(9, 0, 10)
 			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, length)})
 			b.a.expect(ib.WC{ID: 1})
-			for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			testutil.Eventually(t, "report: message that is longer than the receive", func() bool {
 				o.mu.Lock()
-				n := len(o.refused)
-				o.mu.Unlock()
-				if n > 0 {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatal("message that is longer than the receive: got no report")
-				}
-			}
+				defer o.mu.Unlock()
+				return len(o.refused) > 0
+			})
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			r := o.refused[0]

@@ -10,6 +10,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/perfetto/perfettotest"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/reqtrace"
 )
@@ -102,12 +103,12 @@ func TestRequestTrace(t *testing.T) {
 		_, err := x.a.cq.ReqNotify(ib.NotifyNextComp)
 		check(t, err)
 		x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 3000)})
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		x.a.expect(ib.WC{ID: 5, Opcode: ib.WCSend})
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		x.b.expect(ib.WC{ID: 7, Opcode: ib.WCRecv, ByteLen: 3000})
 		x.a.send(ib.SendWR{ID: 6, Opcode: ib.WRRDMAWrite, SGList: x.a.sge(0, 8), RemoteAddr: x.b.addr, RKey: x.b.mr.RKey()})
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		tr := x.end(t)
 		send, recv := one(t, tr, x.a.track(), "SEND"), one(t, tr, x.b.track(), "receive")
 		if send.Attrs["wr_id"] != "5" || send.Attrs["bytes"] != "3000" || send.Attrs["packets"] != "3" ||
@@ -158,10 +159,10 @@ func TestRequestTraceLostArm(t *testing.T) {
 		defer x.close()
 		x.b.recv(7, 0, 64)
 		x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRSend, SGList: x.a.sge(0, 64)})
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		_, err := x.b.cq.ReqNotify(ib.NotifyNextComp)
 		check(t, err)
-		time.Sleep(time.Second)
+		testutil.AdvanceTime(time.Second)
 		tr := x.end(t)
 		if a := tr.InstantsNamed("of rxe1", "armed"); len(a) != 1 || a[0].Name != "armed with 1 completions in the queue" {
 			t.Errorf("arms: got %v, want one with a completion in the queue", a)
@@ -188,7 +189,7 @@ func TestRequestTraceReconnect(t *testing.T) {
 		for _, n := range []*node{x.a, x.b} {
 			check(t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		x.connect(conn{rnrRetry: 2, rnrTimer: 1})
 		x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRSend, SGList: x.a.sge(0, 64)})
 		x.a.expect(ib.WC{ID: 5, Status: ib.WCRNRRetryExcErr})
@@ -218,9 +219,9 @@ func TestRequestTraceLateFlush(t *testing.T) {
 		x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRSend, SGList: x.a.sge(0, 64)},
 			ib.SendWR{ID: 6, Opcode: ib.WRSend, SGList: x.a.sge(0, 64)})
 		check(t, x.a.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		check(t, x.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		x.a.poll(2)
 		tr := x.end(t)
 		flushed := tr.Named(x.a.track(), "SEND: work request flushed")
@@ -253,7 +254,7 @@ func TestRequestTraceFence(t *testing.T) {
 			x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRRDMARead, SGList: x.a.sge(0, 1<<14), RemoteAddr: x.b.addr,
 				RKey: x.b.mr.RKey()},
 				ib.SendWR{ID: 6, Opcode: ib.WRSend, Flags: flags, SGList: x.a.sge(0, 64)})
-			time.Sleep(time.Millisecond)
+			testutil.AdvanceTime(time.Millisecond)
 			tr := x.end(t)
 			read := inside(t, tr, one(t, tr, x.a.track(), "RDMA READ"), "in flight")
 			s := one(t, tr, x.a.track(), "SEND")
@@ -292,7 +293,7 @@ func TestRequestTraceSRQ(t *testing.T) {
 		for i := range 3 {
 			x.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, SGList: x.a.sge(0, 64)})
 		}
-		time.Sleep(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		_, err = srq.PostRecv(ib.RecvWR{ID: 2, SGList: x.b.sge(0, 64)})
 		check(t, err)
 		x.b.poll(3)
@@ -322,7 +323,7 @@ func TestRequestTracePacing(t *testing.T) {
 			x.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 64)})
 		}
 		for i := range burst {
-			time.Sleep(time.Millisecond)
+			testutil.AdvanceTime(time.Millisecond)
 			x.b.recv(uint64(i), 0, 64)
 			x.b.poll(1)
 		}
@@ -352,7 +353,7 @@ func TestRequestTraceSlowPoller(t *testing.T) {
 				RemoteAddr: x.b.addr, RKey: x.b.mr.RKey()})
 		}
 		for range messages / 2 {
-			time.Sleep(pause)
+			testutil.AdvanceTime(pause)
 			x.a.poll(2)
 		}
 		tr := x.end(t)
@@ -377,7 +378,7 @@ func TestRequestTraceLoss(t *testing.T) {
 		x.net.SetLink(addrB, false)
 		x.rec.DeviceChanged(time.Now(), "rxe1", "port down")
 		x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRSend, SGList: x.a.sge(0, 64)})
-		time.Sleep(200 * time.Millisecond)
+		testutil.AdvanceTime(200 * time.Millisecond)
 		tr := x.end(t)
 		if r := tr.InstantsNamed(x.a.track(), "retransmission: timeout"); len(r) != 2 || r[0].Attrs["retries left"] != "6" {
 			t.Errorf("retransmissions: got %v, want 2", r)

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/check"
 	"verbena/ib/weak"
+	"verbena/internal/testutil"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -118,11 +120,7 @@ func (w *checkedWorld) await(n int) {
 // awaitVisible waits until n completions are in the queue, and leaves them there.
 func (w *checkedWorld) awaitVisible(n int) {
 	w.t.Helper()
-	for end := time.Now().Add(longest); w.queue().Waiting() < n; time.Sleep(20 * time.Microsecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("visible completions: got %d, want %d", w.queue().Waiting(), n)
-		}
-	}
+	testutil.Eventually(w.t, fmt.Sprintf("%d visible completions", n), func() bool { return w.queue().Waiting() >= n })
 }
 
 // rules returns the rules of the violations so far.
@@ -199,9 +197,7 @@ func TestChecks(t *testing.T) {
 			w.recv(1, 8, ib.SGE{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()})
 			w.side(1).Doorbell(nil)
 			must(w.t, w.space.Remove(mr.Addr()))
-			for end := time.Now().Add(longest); len(w.rules()) == 0 && time.Now().Before(end); {
-				time.Sleep(time.Millisecond)
-			}
+			testutil.Eventually(w.t, "report of the receive", func() bool { return len(w.rules()) > 0 })
 			must(w.t, w.qps[1].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 			must(w.t, mr.Dereg())
 		}, []check.Rule{check.RuleUnmapped}, false},
