@@ -349,7 +349,7 @@ func (c *cq) nextPolledIndex() int {
 		}
 		if c.d.Decisions != nil {
 			switch {
-			case i > 0 && c.d.taken(e.point(CrossOrder)) >= i:
+			case i > 0 && c.d.forced[e.point(CrossOrder)] >= i:
 				return i
 			case i == 0:
 				best = 0
@@ -512,7 +512,7 @@ func (c *cq) drawMiss() bool {
 	}
 	i := 0
 	if c.d.Decisions != nil {
-		i = slices.IndexFunc(c.held, func(e windowEntry) bool { return c.d.taken(e.point(MissedCompletion)) != 0 })
+		i = slices.IndexFunc(c.held, func(e windowEntry) bool { return c.d.forced[e.point(MissedCompletion)] != 0 })
 	} else if c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) != 0 {
 		i = -1
 	}
@@ -535,7 +535,7 @@ func (c *cq) drawPoll() int {
 	case c.d.Relay != nil || !c.d.hasChoice(LateCompletion):
 		return 0
 	case c.d.Decisions != nil:
-		return c.d.taken(c.pollPoint())
+		return c.d.forced[c.pollPoint()]
 	case c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0:
 		return pollAll
 	}

@@ -430,14 +430,11 @@ func (c *Config) Enabled() Set {
 func (d *driver) decide(p Point, drawn int, about func() string) int {
 	value := drawn
 	if d.Decisions != nil {
-		value = d.taken(p)
+		value = d.forced[p]
 	}
 	d.record(p, value, about)
 	return value
 }
-
-// taken returns the value of a decision of the replay.
-func (d *driver) taken(p Point) int { return d.forced[p] }
 
 // record records a decision, unless it is the kind one.
 func (d *driver) record(p Point, value int, about func() string) {

@@ -372,7 +372,7 @@ func (d *driver) runDelayStep() {
 		more = c.runCQStep() || more
 	}
 	for _, q := range waiting {
-		if q.runEventStep() {
+		if q.events.runStep() {
 			d.scheduleEvents(q)
 		}
 	}

@@ -37,7 +37,7 @@ type holdPlan struct {
 //
 //verbena:held mu
 func (q *qp) planHold(c Choice, p *holdPlan, r *weakRequest) *longHold {
-	if q.d.Relay != nil || q.sendCQ == nil || !q.d.hasChoice(c) || !q.isReliable() {
+	if q.d.Relay != nil || q.sendCQ == nil || !q.d.hasChoice(c) || !hasReliableMessages(q.init.Type) {
 		return nil
 	}
 	const drawn = 1 << 40 // distinguishes the numbers from those for the requests
@@ -57,9 +57,10 @@ func (q *qp) planHold(c Choice, p *holdPlan, r *weakRequest) *longHold {
 	return p.last
 }
 
-// isReliable reports whether messages wait for receives. A consumer of other queue pairs may post its receives again
-// after the completions of its replies. A long hold would cause the loss of later messages.
-func (q *qp) isReliable() bool { return q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit }
+// hasReliableMessages reports whether messages of a type of queue pair wait for receives. A consumer of other queue
+// pairs may post its receives again after the completions of its replies. A long hold would cause the loss of later
+// messages.
+func hasReliableMessages(t ib.QPType) bool { return t == ib.QPTypeRC || t == ib.QPTypeXRCInit }
 
 // countHoldPost records that the consumer posts a further request.
 //

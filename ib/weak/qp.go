@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"verbena/ib"
 )
@@ -41,12 +40,7 @@ type qp struct {
 	// the long holds of the send queue
 	sourceHolds, completionHolds, readHolds holdPlan
 
-	// eventMu is locked while the inner driver may hold its locks.
-	eventMu sync.Mutex
-	events  []delayedEvent // delayed events
-	raised  uint64         // number of events
-	toSQD   uint64         // number of calls of beginDraining
-	drained time.Time      // the earliest end of the drain; zero: the drain has no delay
+	events eventDelays
 
 	// The next fields are protected by driver.mu.
 	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
@@ -95,8 +89,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	}
 	asked := init.Cap
 	q := &qp{d: d, obj: h, pd: init.PD}
+	q.events.qp = q
 	if d.hasChoice(LateEvent) {
-		h = h.Redirect(q.delayEvent)
+		h = h.Redirect(q.events.delayEvent)
 	}
 	var err error
 	if q.DriverQP, err = d.Driver.CreateQP(h, init, nil); err != nil {
@@ -138,7 +133,7 @@ func (d *driver) qpsWithDelayedSends(c *cq) (some []*qp) {
 func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 	q.d.delayCall()
 	a, err := q.DriverQP.Query(mask)
-	a.SQDraining = a.SQDraining || q.isDraining()
+	a.SQDraining = a.SQDraining || q.events.isDraining()
 	if q.d.hasChoice(ExactRoom) {
 		a.Cap = q.room
 	}
@@ -255,7 +250,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	q.d.delayCall()
 	const duringDrain = ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrEnSQDAsyncNotify
-	if q.isDraining() && (mask&ib.QPAttrState == 0 || attr.State == ib.QPSQD || attr.State == ib.QPRTS) &&
+	if q.events.isDraining() && (mask&ib.QPAttrState == 0 || attr.State == ib.QPSQD || attr.State == ib.QPRTS) &&
 		mask&^duringDrain != 0 {
 		return fmt.Errorf("the send queue is being drained, and attributes %#x cannot change: %w",
 			uint32(mask&^duringDrain), syscall.EINVAL)
@@ -269,7 +264,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		}
 	}
 	if mask&ib.QPAttrState != 0 && attr.State == ib.QPSQD && q.DriverQP.State() == ib.QPRTS {
-		q.beginDraining()
+		q.events.beginDraining()
 	}
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
 		return err
@@ -280,7 +275,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		return nil
 	}
 	if attr.State == ib.QPReset {
-		q.endEventDelays(true)
+		q.events.endDelays(true)
 		q.rights.Store(false)
 		q.dropOutstandingRequests()
 	}
@@ -339,7 +334,7 @@ func (q *qp) Destroy() error {
 	executeAllWrites()
 	q.freeAHCopies(held...)
 	q.d.dropRequests(held...)
-	q.endEventDelays(false)
+	q.events.endDelays(false)
 	q.dropOutstandingRequests()
 	q.d.mu.Lock()
 	delete(q.d.repeating, q)
