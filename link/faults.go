@@ -38,6 +38,11 @@ type Faults struct {
 	ids   *atomic.Int64 // the last ID
 	seeds rand.Source
 
+	deciders atomic.Pointer[[]Decider] // written under mu; nil: none
+	// numbered is the number of the last rule for the deciders, and shapeFlows the flows of the last shape. Under mu.
+	numbered   int
+	shapeFlows flowTable
+
 	onImpairment func(Impairment) // see OnImpairment
 }
 
@@ -138,6 +143,8 @@ func (f *Faults) Add(r Rule) error {
 		rand:      rand.New(rand.NewPCG(seed1, seed2)),
 	}
 	a.selector = a.Rule.Selector()
+	f.numbered++
+	a.flows.rule = f.numbered
 	f.rules = append(f.rules, a)
 	f.changed()
 	return nil
@@ -207,7 +214,7 @@ func (f *Faults) NotReady(p Packet, pkt []byte) (rnr bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.rules {
-		if r.RNR > 0 && r.notReady(&p) {
+		if r.RNR > 0 && r.notReady(&p, f.listDeciders()) {
 			return true
 		}
 	}
@@ -239,7 +246,7 @@ func (f *Faults) judge(from netip.Addr, t *Train, v []verdict) (any bool) {
 		for i := range v {
 			if !v[i].drop {
 				describe(&p, t.Packet(i))
-				r.judge(&p, &v[i])
+				r.judge(&p, t.Packet(i), f.listDeciders(), &v[i])
 			}
 		}
 	}

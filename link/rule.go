@@ -40,6 +40,7 @@ type activeRule struct {
 	RuleState
 	selector fault.Selector // made from RuleState.Rule
 	rand     *rand.Rand
+	flows    flowTable
 }
 
 // Packet describes a packet to the rules; see [fault.Packet].
@@ -102,8 +103,17 @@ func (r *activeRule) stop(p *Packet) bool {
 }
 
 // notReady applies a rule with RNR to a message, and reports whether to refuse the message.
-func (r *activeRule) notReady(p *Packet) bool {
-	if !r.selector.Selects(p) || !r.count() || r.random() >= r.RNR {
+func (r *activeRule) notReady(p *Packet, deciders []Decider) bool {
+	if !r.selector.Selects(p) || !r.count() {
+		return false
+	}
+	refuse := r.random() < r.RNR
+	if len(deciders) > 0 && isRandom(r.RNR) {
+		if d, ok := r.flows.next(p.Dest, false); ok {
+			refuse = decide(deciders, &d, DecideRNR, boolValue(refuse)) != 0
+		}
+	}
+	if !refuse {
 		return false
 	}
 	r.hit()
@@ -111,8 +121,27 @@ func (r *activeRule) notReady(p *Packet) bool {
 	return true
 }
 
+// outcome is the random part of the decision on a sent packet.
+type outcome struct {
+	drop, duplicate, corrupt, reorder bool
+
+	bit    uint32 // the bit to flip with corrupt
+	jitter time.Duration
+}
+
+// draw draws the outcome of a packet. Each packet draws a fixed number of random numbers: a decision does not change the
+// decisions on later packets.
+func (r *activeRule) draw() (o outcome) {
+	o.drop = r.random() < r.Drop
+	o.duplicate = r.random() < r.Duplicate
+	o.corrupt = r.random() < r.Corrupt
+	o.reorder = r.random() < r.Reorder
+	o.bit, o.jitter = r.rand.Uint32(), time.Duration(r.rand.Int64N(int64(r.Jitter)+1))
+	return o
+}
+
 // judge adds the decision of the rule on a sent packet to v.
-func (r *activeRule) judge(p *Packet, v *verdict) {
+func (r *activeRule) judge(p *Packet, pkt []byte, deciders []Decider, v *verdict) {
 	if r.Stop {
 		v.drop = r.stop(p)
 		return
@@ -120,9 +149,10 @@ func (r *activeRule) judge(p *Packet, v *verdict) {
 	if !r.selector.Selects(p) || !r.count() {
 		return
 	}
-	// Each packet draws a fixed number of random numbers: a decision does not change the decisions on later packets.
-	drop, duplicate, corrupt, reorder := r.random(), r.random(), r.random(), r.random()
-	bit, jitter := r.rand.Uint32(), time.Duration(r.rand.Int64N(int64(r.Jitter)+1))
+	o := r.draw()
+	if len(deciders) > 0 {
+		r.decideOutcome(deciders, p.QP, isResponse(pkt), &o)
+	}
 	happened := false
 	happens := func(counter *uint64) {
 		if !happened {
@@ -131,24 +161,24 @@ func (r *activeRule) judge(p *Packet, v *verdict) {
 		happened = true
 		*counter++
 	}
-	if drop < r.Drop {
+	if o.drop {
 		happens(&r.Dropped)
 		v.drop = true
 		return
 	}
-	if duplicate < r.Duplicate {
+	if o.duplicate {
 		happens(&r.Duplicated)
 		v.duplicate = true
 	}
-	if corrupt < r.Corrupt {
+	if o.corrupt {
 		happens(&r.Corrupted)
-		v.damage.corrupt, v.damage.bit = true, bit
+		v.damage.corrupt, v.damage.bit = true, o.bit
 	}
-	if delay := r.Delay + jitter; delay > 0 {
+	if delay := r.Delay + o.jitter; delay > 0 {
 		happens(&r.Delayed)
 		v.delay += delay
 	}
-	if reorder < r.Reorder {
+	if o.reorder {
 		happens(&r.Reordered)
 		v.behind = max(v.behind, r.Behind, defaultBehind)
 		hold := r.Hold

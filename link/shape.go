@@ -48,8 +48,10 @@ type shaper struct {
 
 	mu   sync.Mutex
 	rand *rand.Rand
-	free time.Time // time at which all accepted packets have left
-	rest uint64    // rounding error of free, in bits times nanoseconds; less than rate
+	// flows counts the packets while there is a Decider.
+	flows flowTable
+	free  time.Time // time at which all accepted packets have left
+	rest  uint64    // rounding error of free, in bits times nanoseconds; less than rate
 	// leaves holds the times at which the packets leave the queue, in order. It is used only if QueuePackets is set.
 	leaves []time.Time
 }
@@ -72,10 +74,10 @@ func newShaper(s Shape) *shaper {
 // fate is the decision of the shaper on a packet.
 type fate struct {
 	leaves time.Time // when it leaves the queue
-	at     time.Time // when it arrives
-	mark   bool      // with congestion experienced
-	drop   bool      // the queue is full
-	lost   bool      // lost by the loss rate
+	jitter time.Duration
+	mark   bool // with congestion experienced
+	drop   bool // the queue is full
+	lost   bool // lost by the loss rate
 }
 
 // admit decides on a packet of a given size in bytes that comes now. The last argument reports whether the transport of
@@ -104,9 +106,25 @@ func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
 		f.mark = ect && h.ecn > 0 && queued > h.ecn
 	}
 	f.leaves = h.queue(now, size)
-	f.at = h.arrival(f.leaves)
+	f.jitter = h.drawJitter()
 	f.lost = h.Loss > 0 && Share(h.rand.Float64()) < h.Loss
 	return f
+}
+
+// decide replaces the random parts of a decision.
+//
+//verbena:held mu
+func (h *shaper) decide(list []Decider, qp uint32, pkt []byte, f *fate) {
+	d, ok := h.flows.next(qp, isResponse(pkt))
+	if !ok || f.drop {
+		return
+	}
+	if isRandom(h.Loss) {
+		f.lost = decide(list, &d, DecideDrop, boolValue(f.lost)) != 0
+	}
+	if h.Jitter > 0 && !f.lost {
+		f.jitter = min(time.Duration(decide(list, &d, DecideJitter, uint64(f.jitter))), h.Jitter)
+	}
 }
 
 // queue appends a packet of a given size in bytes, and returns the time at which the packet leaves.
@@ -127,15 +145,19 @@ func (h *shaper) queue(now time.Time, size int) time.Time {
 	return h.free
 }
 
-// arrival returns the arrival time of a packet that leaves the queue at a given time.
+// drawJitter draws the additional delay of a packet.
 //
 //verbena:held mu
-func (h *shaper) arrival(leaves time.Time) time.Time {
-	at := leaves.Add(h.Delay)
-	if h.Jitter > 0 {
-		at = at.Add(time.Duration(h.rand.Int64N(int64(h.Jitter) + 1)))
+func (h *shaper) drawJitter() time.Duration {
+	if h.Jitter == 0 {
+		return 0
 	}
-	return at
+	return time.Duration(h.rand.Int64N(int64(h.Jitter) + 1))
+}
+
+// arrival returns the arrival time of a packet that leaves the queue at a given time.
+func (h *shaper) arrival(leaves time.Time, jitter time.Duration) time.Time {
+	return leaves.Add(h.Delay).Add(jitter)
 }
 
 // ECN codes, in the two low bits of the traffic class (RFC 3168).
@@ -172,6 +194,12 @@ func (f *Faults) Shape(s Shape) error {
 	old := f.shaper.Load()
 	if old != nil {
 		old.mu.Lock() // all admitted packets are queued, and no more are admitted
+	}
+	if old != nil {
+		f.shapeFlows = old.flows
+	}
+	if h != nil {
+		h.flows = f.shapeFlows
 	}
 	if old != nil && h != nil {
 		f.requeue(h)
@@ -216,7 +244,7 @@ func (f *Faults) requeue(h *shaper) {
 		for i := range p.train.NumPackets() {
 			p.leaves = h.queue(now, len(p.train.Packet(i))+headersBelow(p.train.Dst))
 		}
-		w.e.shaped.Put(w.item, h.arrival(p.leaves))
+		w.e.shaped.Put(w.item, h.arrival(p.leaves, h.drawJitter()))
 	}
 }
 
@@ -251,7 +279,7 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 	n, below, ect := t.NumPackets(), headersBelow(t.Dst), ect(t.TOS)
 	var run struct {
 		start, end int
-		first      time.Time
+		first, at  time.Time // arrivals of the first and the last packet
 		fate
 	}
 	var lost, overflowed int
@@ -276,9 +304,13 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 	if e.faults.shaper.Load() != h {
 		return false
 	}
-	now := time.Now()
+	now, deciders := time.Now(), e.faults.listDeciders()
 	for i := range n {
 		f := h.admit(now, len(t.Packet(i))+below, ect)
+		if len(deciders) > 0 {
+			h.decide(deciders, t.QP, t.Packet(i), &f)
+		}
+		at := h.arrival(f.leaves, f.jitter)
 		if f.drop || f.lost {
 			if f.drop {
 				e.overflows.Add(1)
@@ -290,12 +322,12 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 			continue
 		}
 		joins := run.start < run.end && run.end == i && run.mark == f.mark && h.Jitter == 0 &&
-			f.at.Sub(run.first) < shaperQuantum
+			at.Sub(run.first) < shaperQuantum
 		if !joins {
 			flush()
-			run.start, run.first = i, f.at
+			run.start, run.first = i, at
 		}
-		run.end, run.fate = i+1, f
+		run.end, run.fate, run.at = i+1, f, at
 	}
 	flush()
 	return true

@@ -112,6 +112,12 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 			}
 			continue
 		}
+		if r.Op == ctl.OpFaultDecisions && r.Protocol == ctl.ProtocolVersion && fd == nil && r.Weak != nil {
+			if err = s.reply(c, s.beginFaultDecisions(who, r.Weak, decisions)); err != nil {
+				return
+			}
+			continue
+		}
 		a, sent, err := s.handleRequest(c, who, &r, fd)
 		if err != nil {
 			a = errorResponse(err)
@@ -377,7 +383,7 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		return &ctl.Response{Faults: f}, err
 	case ctl.OpFaultClear:
 		return &ctl.Response{}, s.clearFaults(r.Name, r.ID)
-	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture, ctl.OpRequests, ctl.OpDecisions:
+	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture, ctl.OpRequests, ctl.OpDecisions, ctl.OpFaultDecisions:
 	default:
 		return nil, r.NewVersionError()
 	}

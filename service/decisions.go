@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -14,6 +15,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
 	"verbena/internal/shm"
+	"verbena/link"
 )
 
 // decisionMemory is the memory of a connection for the decisions of weak devices. The client has it as well, and may
@@ -23,8 +25,11 @@ type decisionMemory struct {
 
 	mu      sync.Mutex
 	mem     *shm.File
-	text    []byte // the mapping; nil after close
-	end     int    // offset of the next line
+	text    []byte          // the mapping; nil after close
+	end     int             // offset of the next line
+	begun   bool            // the first lines are written
+	faults  *faultDecisions // nil: none
+	links   *linkTable      // with faults
 	missing uint32
 	line    []byte
 }
@@ -82,9 +87,12 @@ func (m *decisionMemory) close() {
 		return
 	}
 	m.mu.Lock()
-	open := m.text != nil
-	m.text = nil
+	open, faults := m.text != nil, m.faults
+	m.text, m.faults = nil, nil
 	m.mu.Unlock()
+	if faults != nil {
+		m.links.removeDecider(faults)
+	}
 	if open {
 		m.mem.Close()
 		m.user.Release(quota.BufferBytes, replayBytes)
@@ -95,7 +103,10 @@ func (m *decisionMemory) close() {
 func (m *decisionMemory) begin(seed uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.end += copy(m.text[m.end:], (&weak.Log{Seed: seed}).AppendText(nil))
+	if !m.begun {
+		m.begun = true
+		m.end += copy(m.text[m.end:], (&weak.Log{Seed: seed}).AppendText(nil))
+	}
 }
 
 // record adds a decision to the memory. It may be called with locks of devices held, and does not sleep.
@@ -146,4 +157,100 @@ func weakConfig(w *ctl.Weak, m *decisionMemory) (*weak.Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// faultDecisions records the random decisions of fault rules and shapes of links, and replays those of a log.
+// (link.Decider, with the name of a link)
+type faultDecisions struct {
+	m      *decisionMemory
+	replay *weak.DecisionSet // nil: none
+}
+
+// beginFaultDecisions answers OpFaultDecisions.
+func (s *Service) beginFaultDecisions(who peer, w *ctl.Weak, m *decisionMemory) *ctl.Response {
+	fail := func(err error) *ctl.Response { return errorResponse(fmt.Errorf("record fault decisions: %w", err)) }
+	if err := who.authorize(ctl.OpFaultAdd); err != nil {
+		return fail(err)
+	}
+	if m == nil {
+		return fail(fmt.Errorf("the connection has no memory for decisions: %w", syscall.EINVAL))
+	}
+	f := &faultDecisions{m: m}
+	if w.Replay {
+		var err error
+		if f.replay, err = m.replay(); err != nil {
+			return fail(err)
+		}
+	}
+	m.begin(w.Seed)
+	m.mu.Lock()
+	begun := m.faults != nil
+	if !begun {
+		m.faults, m.links = f, &s.links
+	}
+	m.mu.Unlock()
+	if begun {
+		return fail(syscall.EBUSY)
+	}
+	s.links.addDecider(f) // without m.mu, which record locks
+	return &ctl.Response{}
+}
+
+// addDecider adds a decider to all links, and to further ones.
+func (t *linkTable) addDecider(f *faultDecisions) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.deciders = append(t.deciders, f)
+	for _, l := range t.list {
+		f.addTo(l)
+	}
+}
+
+func (f *faultDecisions) addTo(l *rdmaLink) {
+	l.faults.AddDecider(linkDecider{f, l.spec.Name}, f.replay != nil)
+}
+
+func (t *linkTable) removeDecider(f *faultDecisions) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.deciders = slices.DeleteFunc(t.deciders, func(o *faultDecisions) bool { return o == f })
+	for _, l := range t.list {
+		l.faults.RemoveDecider(linkDecider{f, l.spec.Name})
+	}
+}
+
+// linkDecider implements link.Decider.
+type linkDecider struct {
+	*faultDecisions
+	link string
+}
+
+// decisionEvents maps the kinds of decisions to the events of a log.
+var decisionEvents = [link.NumDecisionKinds]weak.Event{
+	link.DecideDrop: weak.EventDrop, link.DecideDuplicate: weak.EventDuplicate, link.DecideCorrupt: weak.EventCorrupt,
+	link.DecideJitter: weak.EventJitter, link.DecideReorder: weak.EventReorder, link.DecideRNR: weak.EventRNR,
+}
+
+// Decide implements link.Decider. The device of a decision is the rule, such as rxe0:rule1, or the link, rxe0:link.
+func (f linkDecider) Decide(d *link.Decision, drawn uint64) uint64 {
+	if f.replay == nil && drawn == 0 {
+		return 0
+	}
+	device := f.link + ":link"
+	if d.Rule > 0 {
+		device = fmt.Sprintf("%s:rule%d", f.link, d.Rule)
+	}
+	x := weak.Decision{Device: weak.DeviceName(device), Value: int(drawn), Point: weak.Point{Choice: weak.PacketFault,
+		Object: weak.ObjectQP, Number: d.Flow, Event: decisionEvents[d.Kind], Seq: d.Packet}}
+	if d.Response {
+		x.Object = weak.ObjectResponder
+	}
+	if f.replay != nil {
+		x.Value = f.replay.Value(x.Device, x.Point)
+	}
+	if x.Value != 0 {
+		x.About = fmt.Sprintf("QP %d", d.QP)
+		f.m.record(&x)
+	}
+	return uint64(x.Value)
 }

@@ -6,9 +6,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"verbena/ib/weak"
 	"verbena/internal/ctl"
+	"verbena/link"
 )
 
 // TestDecisionMemory makes the memory for decisions over the control socket, records more decisions than there is room
@@ -100,5 +102,64 @@ func TestReplayOfClientIsChecked(t *testing.T) {
 		}
 		m.close()
 		theirs.Close()
+	}
+}
+
+// TestFaultDecisions records the decisions of a rule, and replays them, over the control socket. A user who may not add
+// rules cannot record them.
+func TestFaultDecisions(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.34"}})
+	if err := c.BeginFaultDecisions(ctl.Weak{}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("recording without memory: got %v, want EINVAL", err)
+	}
+	f, err := c.Decisions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const log = "verbena decisions 1\npacket-fault rxe0:rule1 qp 1 drop 2 = 1\n"
+	if err := f.WriteReplay([]byte(log)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.BeginFaultDecisions(ctl.Weak{Seed: 7, Replay: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.BeginFaultDecisions(ctl.Weak{}); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("second recording of a connection: got %v, want EBUSY", err)
+	}
+	decider := linkDecider{s.links.deciders[0], "rxe0"}
+	for packet := range uint64(4) {
+		d := link.Decision{Rule: 1, Kind: link.DecideDrop, Flow: 1, Packet: packet + 1, QP: 17}
+		want := uint64(0)
+		if packet == 1 {
+			want = 1
+		}
+		if got := decider.Decide(&d, 1-want); got != want {
+			t.Errorf("replayed decision on packet %d: got %d, want %d", packet+1, got, want)
+		}
+	}
+	text, _, err := f.Record()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := weak.ReadLog(text)
+	if err != nil || l.Seed != 7 || len(l.Decisions) != 1 || l.Decisions[0].About != "QP 17" ||
+		string(l.Decisions[0].AppendText(nil)) != "packet-fault rxe0:rule1 qp 1 drop 2 = 1 # QP 17\n" {
+		t.Errorf("log: got %+v, %v, want the decision", l, err)
+	}
+	if a := s.beginFaultDecisions(userPeer(4242), &ctl.Weak{}, nil); a.Errno != syscall.EPERM {
+		t.Errorf("recording by another user: got %v, want EPERM", a.Errno)
+	}
+	c.Close()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		s.links.mu.Lock()
+		n := len(s.links.deciders)
+		s.links.mu.Unlock()
+		if n == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the end of the connection does not end the recording")
+		}
 	}
 }

@@ -29,6 +29,7 @@ type linkTable struct {
 	names      map[string]bool // names reserved for links in creation
 	making     sync.WaitGroup  // counts links in creation; only a holder of mu adds to it, and only until the service ends
 	recordings map[*packetRecording]struct{}
+	deciders   []*faultDecisions
 	configured bool // links were changed by hand, and the end of the service would lose the changes
 
 	opts      *Options
@@ -76,6 +77,9 @@ func (t *linkTable) add(l *rdmaLink) {
 	t.list = append(t.list, l)
 	for r := range t.recordings {
 		r.addTap(l)
+	}
+	for _, f := range t.deciders {
+		f.addTo(l)
 	}
 }
 

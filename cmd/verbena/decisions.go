@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"syscall"
 
 	"verbena/ib/weak"
 	"verbena/internal/ctl"
@@ -21,22 +22,22 @@ type decisionLog struct {
 	mem    *ctl.DecisionFile
 }
 
-// newDecisionLog returns the log of a command, or nil without --weak-log and --replay.
-func (r *runCmd) newDecisionLog() (*decisionLog, error) {
-	if r.WeakLog == "" && r.Replay == "" {
+// newDecisionLog returns a log for the values of --weak-log and --replay, or nil without both.
+func newDecisionLog(log, replay string) (*decisionLog, error) {
+	if log == "" && replay == "" {
 		return nil, nil
 	}
-	l := &decisionLog{given: r.Replay != ""}
+	l := &decisionLog{given: replay != ""}
 	if l.given {
 		var err error
-		if l.replay, err = readReplay(r.Replay); err != nil {
-			return nil, fmt.Errorf("run --replay: %s: %w", r.Replay, err)
+		if l.replay, err = readReplay(replay); err != nil {
+			return nil, fmt.Errorf("--replay: %s: %w", replay, err)
 		}
 	}
-	if r.WeakLog != "" {
+	if log != "" {
 		var err error
-		if l.to, err = openResultFile(r.WeakLog); err != nil {
-			return nil, fmt.Errorf("run --weak-log: %w", err)
+		if l.to, err = openResultFile(log); err != nil {
+			return nil, fmt.Errorf("--weak-log: %w", err)
 		}
 	}
 	return l, nil
@@ -46,7 +47,7 @@ func (r *runCmd) newDecisionLog() (*decisionLog, error) {
 func readReplay(name string) ([]weak.Decision, error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, errors.Unwrap(err)
+		return nil, errors.Unwrap(err) // the caller names the file
 	}
 	defer f.Close()
 	l, err := weak.ReadLog(f)
@@ -61,8 +62,9 @@ func readReplay(name string) ([]weak.Decision, error) {
 	return l.Decisions, nil
 }
 
-// begin makes the memory of the log on the connection of a client. l may be nil.
-func (l *decisionLog) begin(client *ctl.Client) (err error) {
+// begin makes the memory of the log on the connection of a client, and begins to record the decisions of fault rules
+// there. A user who may not add rules gets a log without these decisions. l may be nil.
+func (l *decisionLog) begin(client *ctl.Client, seed uint64) (err error) {
 	if l == nil {
 		return nil
 	}
@@ -71,6 +73,13 @@ func (l *decisionLog) begin(client *ctl.Client) (err error) {
 	}
 	if l.given {
 		err = l.mem.WriteReplay((&weak.Log{Decisions: l.replay}).AppendText(nil))
+	}
+	if err != nil {
+		return err
+	}
+	err = client.BeginFaultDecisions(ctl.Weak{Seed: seed, Replay: l.given})
+	if errors.Is(err, syscall.EPERM) {
+		err = nil
 	}
 	return err
 }

@@ -33,11 +33,11 @@ type runCmd struct {
 	Explain              bool          `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
 	Weak                 weakFlag      `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure. With search:N, run the program with up to N seeds, and find the smallest set of decisions that makes it fail." placeholder:"SEED|search:N" complete:"none"`
 	WeakChoices          []string      `help:"With --weak, make only these choices; see docs/results/weak.md." placeholder:"NAME" complete:"none"`
-	WeakLog              string        `help:"Write the decisions of the weak device to this file, for --replay." placeholder:"FILE" complete:"file"`
+	WeakLog              string        `help:"Write the decisions of the weak device, and of fault rules, to this file, for --replay." placeholder:"FILE" complete:"file"`
 	WeakConfirm          int           `help:"With --weak=search, the number of runs in a row in which a set of decisions must fail." default:"2" placeholder:"N" complete:"none"`
 	WeakTimeout          time.Duration `help:"With --weak=search, the time limit of a run; a longer run has failed. The default is 10 times the time without weak mode, at least 10s." placeholder:"TIME" complete:"none"`
 	WeakTotal            time.Duration `help:"With --weak=search, the time limit of the whole search." default:"10m" placeholder:"TIME" complete:"none"`
-	Replay               string        `help:"Make a device that takes exactly the decisions in this file." placeholder:"FILE" complete:"file"`
+	Replay               string        `help:"Make a device that takes exactly the decisions in this file, as do fault rules." placeholder:"FILE" complete:"file"`
 	Sanitize             sanitizeFlag  `help:"Report misuse of verbs by the program; see docs/sanitizer.md. CHECKS are names of rules, all, or -RULE, separated by commas. Default: all but ${off_rules}. With log, reports do not change the exit code, else 66; with abort, the first report ends the program. Doorbells are not native." placeholder:"CHECKS" complete:"none"`
 	SanitizeReport       string        `help:"With --sanitize, also write the reports to this file, as JSON, or as SARIF if its name ends in .sarif." placeholder:"FILE" complete:"file"`
 	SanitizeSuppressions string        `help:"With --sanitize, ignore the reports that this file lists: lines RULE or RULE:PROGRAM, both may be patterns." placeholder:"FILE" complete:"file"`
@@ -102,8 +102,9 @@ func (r *runCmd) Run(c *cli) error {
 	if r.reports, err = r.newReportPrinter(); err != nil {
 		return err
 	}
-	if r.decisions, err = r.newDecisionLog(); err != nil {
-		return err
+	if r.decisions, err = newDecisionLog(r.WeakLog, r.Replay); err != nil {
+		r.reports.abandon()
+		return fmt.Errorf("run %w", err)
 	}
 	if text := missingProviderMessage("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
@@ -138,7 +139,7 @@ func (r *runCmd) startProgram(c *cli, path string, argv []string) (result error)
 		return err
 	}
 	defer client.Close()
-	if err := r.decisions.begin(client.Client); err != nil {
+	if err := r.decisions.begin(client.Client, r.Weak.seed); err != nil {
 		return err
 	}
 	defer func() {

@@ -40,6 +40,8 @@ type scenarioRunCmd struct {
 	Report   string            `help:"Write all observations, as JSON. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	HTML     string            `name:"html" help:"Write a page with the timeline, the checks and the output of programs, as one HTML file. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	Web      *string           `help:"Serve a web page at HOST:PORT with the scenario and its devices while it runs, as verbena serve --web. The printed address has a token." placeholder:"ADDR" complete:"none"`
+	WeakLog  string            `help:"Write the random decisions of the faults and links to this file, for --replay. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
+	Replay   string            `help:"Take the random decisions of the faults and links from this file." placeholder:"FILE" complete:"file"`
 	Compare  string            `help:"Print the differences from an earlier run, given by its --report. The exit code is 1 if an action differs." placeholder:"FILE" complete:"file"`
 	Quiet    bool              `short:"q" help:"Do not print progress."`
 }
@@ -57,8 +59,8 @@ Examples:
 }
 
 func (s *scenarioRunCmd) Run(*cli) error {
-	if s.Compare != "" && len(s.Files) > 1 {
-		return errors.New("scenario run: --compare needs exactly one scenario")
+	if (s.Compare != "" || s.Replay != "") && len(s.Files) > 1 {
+		return errors.New("scenario run: --compare and --replay need exactly one scenario")
 	}
 	var earlier *scenario.Result
 	if s.Compare != "" {
@@ -181,6 +183,7 @@ type scenarioOutput struct {
 func (s *scenarioRunCmd) outputs() []scenarioOutput {
 	return []scenarioOutput{
 		s.traceOutput(),
+		s.logOutput(),
 		{s.Timeline, ".svg", (*scenario.Result).WriteTimeline},
 		{s.HTML, ".html", func(r *scenario.Result, w io.Writer) error { return web.WriteReport(w, r) }},
 		{s.Report, ".json", func(r *scenario.Result, w io.Writer) error {
@@ -194,6 +197,31 @@ func (s *scenarioRunCmd) outputs() []scenarioOutput {
 // traceOutput returns the output for the trace. The trace is written before the service of the scenario ends.
 func (s *scenarioRunCmd) traceOutput() scenarioOutput {
 	return scenarioOutput{s.Trace, ".pftrace", nil}
+}
+
+// logOutput returns the output for the decisions, which are written before the service of the scenario ends.
+func (s *scenarioRunCmd) logOutput() scenarioOutput {
+	return scenarioOutput{s.WeakLog, ".decisions", nil}
+}
+
+// newDecisionLog begins the log of a scenario, or returns nil without --weak-log and --replay.
+func (s *scenarioRunCmd) newDecisionLog(client *service.Client, path string, seed uint64) (*decisionLog, error) {
+	log := ""
+	if s.WeakLog != "" {
+		var err error
+		if log, err = s.outputName(s.logOutput(), path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := newDecisionLog(log, s.Replay)
+	if err == nil {
+		err = l.begin(client.Client, seed)
+	}
+	if err != nil {
+		l.abandon()
+		return nil, fmt.Errorf("scenario run: %w", err)
+	}
+	return l, nil
 }
 
 // outputName returns the name of an output file of one scenario. It creates the directory, if there is one.
@@ -327,6 +355,10 @@ func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, path
 	if err != nil {
 		return nil, err
 	}
+	decisions, err := s.newDecisionLog(client, path, f.Seed)
+	if err != nil {
+		return nil, err
+	}
 	page.service.Store(&serviceRequester{loc})
 	defer page.service.Store(nil)
 	r := scenario.Runner{
@@ -340,7 +372,7 @@ func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, path
 		r.Progress = progressPrinter(os.Stderr)
 	}
 	res, err := r.Run(ctx, f)
-	return res, errors.Join(err, s.writeTrace(client, trace, res))
+	return res, errors.Join(err, decisions.finish(os.Stderr), s.writeTrace(client, trace, res))
 }
 
 // startTrace begins the trace of a scenario, or returns nil without --trace.

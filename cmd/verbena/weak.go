@@ -62,8 +62,8 @@ func (r *runCmd) checkWeak() error {
 		return errors.New("run: --weak and --replay cannot be combined, because --replay takes only the decisions in its file")
 	}
 	if !r.Weak.on {
-		if len(r.WeakChoices) > 0 || r.WeakLog != "" && r.Replay == "" {
-			return errors.New("run: --weak-choices and --weak-log need --weak")
+		if len(r.WeakChoices) > 0 {
+			return errors.New("run: --weak-choices needs --weak")
 		}
 		return nil
 	}

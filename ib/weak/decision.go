@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // A weak device decides at points: a request begins, a completion arrives, a queue is armed. The kind decision has the
@@ -23,6 +24,9 @@ const (
 	ObjectQP
 	ObjectCQ
 	ObjectMR
+	// ObjectResponder is a queue pair that answers requests. The device of its decisions is a fault rule. ObjectQP and
+	// ObjectResponder have separate numbers there, in the order of their first packets.
+	ObjectResponder
 )
 
 // Event is a kind of event of an object at which a weak device decides.
@@ -41,12 +45,19 @@ const (
 	EventAtomic              // an atomic operation on the region
 	EventCall                // a call that creates, changes, queries or destroys an object
 	EventPost                // a post of any request to the device
+	// The next events are those of a packet, by its number among the packets of the object: the device drops it, and so on.
+	EventDrop
+	EventDuplicate
+	EventCorrupt
+	EventJitter
+	EventReorder
+	EventRNR // by the number of a message
 )
 
 var (
-	objectNames = [...]string{"", "qp", "cq", "mr"}
+	objectNames = [...]string{"", "qp", "cq", "mr", "responder"}
 	eventNames  = [...]string{"", "send", "recv", "hold", "flush", "event", "drain", "poll", "atomic", "call",
-		"post"}
+		"post", "drop", "duplicate", "corrupt", "jitter", "reorder", "rnr"}
 )
 
 // Point is a point at which a device decides.
@@ -116,6 +127,17 @@ var Points = []PointKind{
 	{FailedCall, WholeDevice, EventCall, 1, "the call failed"},
 	{FailedDevice, WholeDevice, EventPost, 1, "the device failed after the post"},
 	{FailedPost, WholeDevice, EventPost, 1, "the post was refused"},
+	{PacketFault, ObjectQP, EventDrop, 1, "the packet was lost"},
+	{PacketFault, ObjectQP, EventDuplicate, 1, "the packet was sent twice"},
+	{PacketFault, ObjectQP, EventCorrupt, 1 << 32, "the bit before number %d was flipped"},
+	{PacketFault, ObjectQP, EventJitter, int(time.Minute), "the packet was delayed by %d ns"},
+	{PacketFault, ObjectQP, EventReorder, 1, "later packets overtook the packet"},
+	{PacketFault, ObjectQP, EventRNR, 1, "the message found no receive"},
+	{PacketFault, ObjectResponder, EventDrop, 1, "the response was lost"},
+	{PacketFault, ObjectResponder, EventDuplicate, 1, "the response was sent twice"},
+	{PacketFault, ObjectResponder, EventCorrupt, 1 << 32, "the bit before number %d of the response was flipped"},
+	{PacketFault, ObjectResponder, EventJitter, int(time.Minute), "the response was delayed by %d ns"},
+	{PacketFault, ObjectResponder, EventReorder, 1, "later packets overtook the response"},
 }
 
 // The values of a decision about a poll.
@@ -405,6 +427,9 @@ func NewDecisionSet(decisions []Decision) *DecisionSet {
 	}
 	return r
 }
+
+// Value returns the value of a device's decision at a point; 0 without one.
+func (r *DecisionSet) Value(device string, p Point) int { return r.devices[device][p] }
 
 // choices returns the set of the choices that a device makes.
 func (r *DecisionSet) choices(device string) (s Set) {

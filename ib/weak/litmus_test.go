@@ -1010,13 +1010,15 @@ func TestLitmusProgramsDetectChoices(t *testing.T) {
 	}
 }
 
-// faultMisuses lists the wrong consumers of weak.Faults. TestFaultsFindWrongConsumers of ib/ibtest/schedule runs them.
+// faultMisuses lists the wrong consumers of weak.Faults, which TestFaultsFindWrongConsumers of ib/ibtest/schedule runs,
+// and of weak.ByRules, which TestScenarioReplaysFaults of test/e2e runs.
 var faultMisuses = map[weak.Choice]string{
 	weak.FailedRequest: "leaves a queue pair in SQE; closes a channel twice; waits for a failed request; " +
 		"posts flushed receives again",
 	weak.FailedCall:   "destroys no objects when a call of its Add fails",
 	weak.FailedDevice: "posts flushed receives again",
 	weak.FailedPost:   "counts a refused request as done twice",
+	weak.PacketFault:  "treats the completion of an unreliable WRITE as its delivery",
 }
 
 func tooManyReads(w *connectedDevice, wrong bool) error {
@@ -1115,6 +1117,8 @@ func TestTable(t *testing.T) {
 		programs := "yes"
 		if weak.InProcess.Has(r.Choice) {
 			programs = "no"
+		} else if weak.ByRules.Has(r.Choice) {
+			programs = "by fault rules"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", r.Name, programs,
 			r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))

@@ -36,6 +36,7 @@ const (
 	FailedCall
 	FailedDevice
 	FailedPost
+	PacketFault
 	numChoices
 )
 
@@ -240,6 +241,14 @@ var Choices = [numChoices]Row{
 			"before the failed one are posted",
 		"releases the resources of a request that was not posted twice; waits for its completion",
 	},
+	{
+		PacketFault, "packet-fault",
+		"drops, repeats, damages, delays or reorders a packet, or answers a message with receiver not ready, by a random " +
+			"decision of a fault rule (verbena fault add) or of the shape of the link",
+		"IBA 9.8.2, 9.8.3: an unreliable service may lose messages; IBA 9.7.6.1.3, 9.9.2: a reliable service may need several " +
+			"retries, and fails after the last one",
+		"treats the completion of an unreliable request as its delivery; limits the time of a request below that of its retries",
+	},
 }
 
 // Set is a set of choices.
@@ -250,8 +259,12 @@ type Set uint32
 const InProcess = Set(1)<<EarlyNumbers | 1<<LateTarget | 1<<LateRead | 1<<PoisonedTarget | 1<<LastCallback |
 	1<<SplitAtomic | 1<<FailedDevice | 1<<FailedPost
 
-// All has every choice, except Faults.
-const All = (Set(1)<<numChoices - 1) &^ Faults
+// ByRules is the set of the choices that fault rules and the shape of a link make, for a log of decisions. A weak
+// device does not make them.
+const ByRules = Set(1) << PacketFault
+
+// All has every choice, except Faults and ByRules.
+const All = (Set(1)<<numChoices - 1) &^ (Faults | ByRules)
 
 // Of returns the set that contains the given choices.
 func Of(choices ...Choice) (s Set) {
@@ -271,6 +284,8 @@ func ParseForPrograms(names []string) (s Set, err error) {
 			return 0, fmt.Errorf("no choice of weak devices has the name %q: %w", name, syscall.EINVAL)
 		case InProcess.Has(Choices[i].Choice):
 			return 0, fmt.Errorf("programs do not meet the choice %s: %w", name, syscall.EINVAL)
+		case ByRules.Has(Choices[i].Choice):
+			return 0, fmt.Errorf("fault rules make the choice %s; see verbena fault add: %w", name, syscall.EINVAL)
 		}
 		s |= Of(Choices[i].Choice)
 	}

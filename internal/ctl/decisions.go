@@ -42,6 +42,13 @@ func (c *Client) Decisions() (*DecisionFile, error) {
 	return nil, err
 }
 
+// BeginFaultDecisions records, and with w.Replay replays, the random decisions of fault rules and of the links' shapes in
+// the memory of Decisions, until the connection ends. It returns EPERM to a client that may not add rules. It may sleep.
+func (c *Client) BeginFaultDecisions(w Weak) error {
+	_, _, err := c.exchange(&Request{Op: OpFaultDecisions, Weak: &w}, nil)
+	return err
+}
+
 // WriteReplay writes the log for a replay. It returns EFBIG for a longer text than there is room for.
 func (f *DecisionFile) WriteReplay(text []byte) error {
 	if len(text) > DecisionMemory-DecisionReplay {

@@ -77,6 +77,7 @@ type Request struct {
 	Profile  *Profile      `json:",omitempty"`
 	Explain  *Explain      `json:",omitempty"`
 	Requests *RequestTrace `json:",omitempty"`
+	Weak     *Weak         `json:",omitempty"` // Choices is not used
 }
 
 // Op is the name of a request.
@@ -112,6 +113,9 @@ const (
 	OpRequests   Op = "request trace" // the trace lasts as long as the connection
 	// OpDecisions makes memory for the decisions of weak devices, for an OpAttach of the same connection.
 	OpDecisions Op = "weak decisions"
+	// OpFaultDecisions begins to record, or to replay, the random decisions of fault rules and shapes of links in the memory
+	// of OpDecisions of the same connection, until its end (Request.Weak).
+	OpFaultDecisions Op = "fault decisions"
 )
 
 // Response answers a Request. On success Error is empty and Errno is 0.

@@ -12,15 +12,16 @@ import (
 	"testing"
 )
 
-// runScenario runs a scenario with a device rxe0 at a loopback address, and returns its exit code and its output.
-func runScenario(t *testing.T, addr, text string) (code int, out string) {
+// runScenario runs a scenario with a device rxe0 at a loopback address and flags, and returns its exit code and its
+// output.
+func runScenario(t *testing.T, addr, text string, flags ...string) (code int, out string) {
 	t.Helper()
 	path := filepath.Join(newScratchDir(t), "scenario.yaml")
 	text = "name: scenario\ntimeout: 20s\ndevices: [{name: rxe0, addr: [" + addr + "]}]\n" + text
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	argv := []string{verbenaBinary(t), "scenario", "run", path}
+	argv := append([]string{verbenaBinary(t), "scenario", "run"}, append(flags, path)...)
 	if os.Getuid() == 0 { // other tests also use the address
 		argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)
 	}
