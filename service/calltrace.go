@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/internal/kept"
 	"verbena/internal/quota"
 )
@@ -23,7 +25,10 @@ type callTrace struct {
 	mu     sync.Mutex
 	fd     int
 	missed uint64 // lines dropped and not yet reported
-	gone   bool   // the reader has closed its end
+	// reports are lines that must not be dropped, at most maxKeptReports. lost is the number of further ones.
+	reports []string
+	lost    uint64
+	gone    bool // the reader has closed its end
 }
 
 // traceQueue is the size of the queue while the program runs. traceQueueAtEnd is the size for the last line, which
@@ -56,6 +61,43 @@ func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 	return &callTrace{fd: fds[0]}, os.NewFile(uintptr(fds[1]), "trace"), nil
 }
 
+// maxKeptReports limits the reports that wait for room in the queue. They fit into the additional room at the end.
+const maxKeptReports = 32
+
+// sendReport sends a report of the sanitizer. It keeps the report if the socket is full. sendReport does not sleep. It
+// must not be called after close.
+func (t *callTrace) sendReport(s string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.gone {
+		return
+	}
+	if len(t.reports) == maxKeptReports {
+		t.lost++
+	} else {
+		t.reports = append(t.reports, s)
+	}
+	t.sendKeptLocked()
+}
+
+// sendKeptLocked sends the kept reports, and returns false if some remain.
+func (t *callTrace) sendKeptLocked() bool {
+	for len(t.reports) > 0 {
+		if !t.sendLineLocked(t.reports[0]) {
+			return false
+		}
+		t.reports = t.reports[1:]
+	}
+	if t.lost > 0 {
+		if !t.sendLineLocked(ctl.LostReportsPrefix + strconv.FormatUint(t.lost, 10)) {
+			return false
+		}
+		t.lost = 0
+	}
+	t.reports = nil
+	return true
+}
+
 // sendLine sends a line to the launcher, or counts the line if the socket is full. sendLine does not sleep. sendLine
 // must not be called after close.
 func (t *callTrace) sendLine(s string) {
@@ -64,7 +106,7 @@ func (t *callTrace) sendLine(s string) {
 	if t.gone {
 		return
 	}
-	if t.missed > 0 && !t.sendMissedCountLocked() || !t.sendLineLocked(s) {
+	if !t.sendKeptLocked() || t.missed > 0 && !t.sendMissedCountLocked() || !t.sendLineLocked(s) {
 		t.missed++
 	}
 }
@@ -87,9 +129,12 @@ func (t *callTrace) sendMissedCountLocked() bool {
 func (t *callTrace) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.missed > 0 && !t.gone {
+	if !t.gone && (t.missed > 0 || len(t.reports) > 0 || t.lost > 0) {
 		_ = unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueueAtEnd)
-		t.sendMissedCountLocked()
+		t.sendKeptLocked()
+		if t.missed > 0 {
+			t.sendMissedCountLocked()
+		}
 	}
 	unix.Close(t.fd)
 	t.gone = true

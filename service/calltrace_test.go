@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -123,5 +125,46 @@ func TestCallTraceIsChargedToUser(t *testing.T) {
 	end()
 	if n := held(); n != 0 {
 		t.Errorf("charged descriptors and bytes after the end: got %d, want none", n)
+	}
+}
+
+// TestReportsAreNotLost tests that lines of a trace take no room from the reports of the sanitizer. Reports beyond the
+// room are counted.
+func TestReportsAreNotLost(t *testing.T) {
+	for _, reports := range []int{1, maxKeptReports, 5000} {
+		trace, theirs, err := newCallTrace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		reader, err := ctl.NewCallTrace(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 20000 { // the launcher does not read
+			trace.sendLine(fmt.Sprint("line ", i))
+		}
+		for range reports {
+			trace.sendReport(ctl.ReportPrefix + strings.Repeat("x", 900))
+		}
+		trace.close()
+		got, lost := 0, 0
+		for {
+			line, err := reader.ReadLine()
+			if err != nil {
+				break
+			}
+			if strings.HasPrefix(line, ctl.ReportPrefix) {
+				got++
+			}
+			if n, ok := strings.CutPrefix(line, ctl.LostReportsPrefix); ok {
+				if lost, err = strconv.Atoi(n); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		reader.Close()
+		if got < min(reports, maxKeptReports) || got+lost != reports {
+			t.Errorf("%d reports behind many lines: got %d and %d lost", reports, got, lost)
+		}
 	}
 }

@@ -23,5 +23,5 @@ func (t *callTrace) sendViolation(pid int, name string, v *check.Violation) {
 	if err != nil {
 		return
 	}
-	t.sendLine(ctl.ReportPrefix + string(line))
+	t.sendReport(ctl.ReportPrefix + string(line))
 }

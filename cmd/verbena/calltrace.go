@@ -88,13 +88,12 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser, reports *reportPrinter
 	go func() {
 		defer close(t.done)
 		t.err = errors.Join(t.writeQueuedLines(to), to.Close())
-		for range t.lines { // discard the remaining lines after an error
-		}
 	}()
 	return t
 }
 
-// writeQueuedLines writes queued lines to the file, and flushes the buffer when the queue is empty.
+// writeQueuedLines writes queued lines to the file, and flushes the buffer when the queue is empty. It returns the
+// first error of the file after the last line, because causes and reports do not depend on the file.
 func (t *traceCopier) writeQueuedLines(to io.Writer) error {
 	w := bufio.NewWriter(to)
 	for line := range t.lines {
@@ -106,12 +105,14 @@ func (t *traceCopier) writeQueuedLines(to io.Writer) error {
 			t.reports.add(report)
 			continue
 		}
+		if count, ok := strings.CutPrefix(line, ctl.LostReportsPrefix); ok && t.reports != nil {
+			t.reports.addLost(count)
+			continue
+		}
 		w.WriteString(replaceControlChars(line))
 		w.WriteByte('\n')
 		if len(t.lines) == 0 {
-			if err := w.Flush(); err != nil {
-				return err
-			}
+			_ = w.Flush() // the last Flush returns the error too
 		}
 	}
 	return w.Flush()

@@ -94,6 +94,12 @@ func (r *runCmd) Run(c *cli) error {
 	if err := r.checkWeak(); err != nil {
 		return err
 	}
+	// --replay and --weak-log may name one file, which is read before it is written.
+	if err := checkDistinctFiles([]namedFile{{"--trace", r.Trace.file}, {"--trace-file", r.TraceFile},
+		{"--capture", r.Capture}, {"--weak-log", r.WeakLog}, {"--sanitize-report", r.SanitizeReport}},
+		[]namedFile{{"--sanitize-suppressions", r.SanitizeSuppressions}}); err != nil {
+		return err
+	}
 	if r.Trace.on {
 		if r.traceTo, err = r.Trace.open(); err != nil {
 			return err
@@ -242,6 +248,9 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			found, rerr := r.reports.finish()
 			terr = errors.Join(terr, rerr)
 			var code exitCodeError
+			if trace.unfinished {
+				fmt.Fprintln(os.Stderr, "verbena: sanitizer: other processes of the program go on, and are not checked any more")
+			}
 			if found && !r.Sanitize.log && errors.As(err, &code) {
 				err = exitCodeError(sanitizeExitCode)
 			}
@@ -293,6 +302,9 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			to := r.traceTo
 			if to == nil {
 				to = nopCloser{io.Discard}
+			}
+			if r.reports != nil {
+				r.reports.foreign = client.PID() == 0
 			}
 			trace = startTracing(attached.Trace, to, r.reports)
 		}

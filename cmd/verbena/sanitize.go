@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -98,15 +99,22 @@ type reportPrinter struct {
 	mu       sync.Mutex
 	reports  []ctl.SanitizerReport // without repetitions
 	repeated []ctl.SanitizerReport
+	lost     uint64 // number of reports that the service could not send
+	foreign  bool   // the service is in another PID namespace, and its process numbers mean other processes here
 }
 
 // suppression is a line of the file of --sanitize-suppressions.
 type suppression struct{ rule, program string }
 
 func (s suppression) matches(r *ctl.SanitizerReport) bool {
-	rule, _ := path.Match(s.rule, r.Rule)
-	program, _ := path.Match(s.program, r.Program)
-	return rule && program
+	return matchesName(s.rule, r.Rule) && matchesName(s.program, r.Program)
+}
+
+// matchesName reports whether a pattern of path.Match matches a name. A slash in a name is an ordinary character.
+func matchesName(pattern, name string) bool {
+	const slash = "\x00"
+	ok, _ := path.Match(strings.ReplaceAll(pattern, "/", slash), strings.ReplaceAll(name, "/", slash))
+	return ok
 }
 
 // maxSuppressions limits the bytes of a file of suppressions.
@@ -139,6 +147,12 @@ func readSuppressions(name string) (list []suppression, err error) {
 			if _, err := path.Match(pattern, ""); err != nil {
 				return nil, fmt.Errorf("run --sanitize-suppressions: %s, line %d: %w", name, n+1, err)
 			}
+		}
+		if !slices.ContainsFunc(check.ProgramRules, func(r check.ProgramRule) bool {
+			return matchesName(rule, r.Rule.String())
+		}) {
+			return nil, fmt.Errorf("run --sanitize-suppressions: %s, line %d: no rule has the name %.40q; docs/sanitizer.md lists the rules",
+				name, n+1, rule)
 		}
 		list = append(list, suppression{rule, program})
 	}
@@ -194,14 +208,30 @@ func (p *reportPrinter) add(line string) {
 	p.reports = append(p.reports, r)
 	writeReport(p.to, &r)
 	if p.flag.abort {
-		if err := abortDescendant(r.PID); err != nil {
+		err := errForeignPIDs
+		if !p.foreign {
+			err = abortDescendant(r.PID)
+		}
+		if err != nil {
 			fmt.Fprintf(p.to, "verbena: sanitizer: the program continues, although --sanitize has \"abort\": %v\n", err)
 		}
 	}
 }
 
-// abortDescendant sends SIGABRT to a descendant of this process. A service in another PID namespace names a process by
-// a number that may belong to another process here.
+// addLost adds a number of lost reports.
+func (p *reportPrinter) addLost(count string) {
+	n, err := strconv.ParseUint(count, 10, 64)
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lost += n
+}
+
+var errForeignPIDs = errors.New("the service is in another PID namespace")
+
+// abortDescendant sends SIGABRT to a descendant of this process.
 func abortDescendant(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -221,12 +251,19 @@ func abortDescendant(pid int) error {
 func (p *reportPrinter) finish() (found bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	type site struct {
+		time int64
+		rule string
+		pid  int
+	}
+	counts := map[site]uint64{}
+	for _, x := range p.repeated {
+		counts[site{x.Time.UnixNano(), x.Rule, x.PID}] = x.Count
+	}
 	for i := range p.reports {
 		r := &p.reports[i]
-		for _, x := range p.repeated {
-			if x.Time.Equal(r.Time) && x.Rule == r.Rule && x.PID == r.PID {
-				r.Count = x.Count
-			}
+		if n := counts[site{r.Time.UnixNano(), r.Rule, r.PID}]; n > 0 {
+			r.Count = n
 		}
 	}
 	if len(p.reports) > 0 {
@@ -236,12 +273,15 @@ func (p *reportPrinter) finish() (found bool, err error) {
 			fmt.Fprintf(p.to, "  %-18s %d times, %s (process %d)\n", r.Rule, r.Count, replaceControlChars(r.Program), r.PID)
 		}
 	}
+	if p.lost > 0 {
+		fmt.Fprintf(p.to, "verbena: sanitizer: %d further reports were lost: they came faster than they were read\n", p.lost)
+	}
 	if p.file != nil {
 		if err = errors.Join(writeReports(p.file, p.reports), p.file.Close()); err != nil {
 			err = fmt.Errorf("sanitizer reports: %w", err)
 		}
 	}
-	return len(p.reports) > 0, err
+	return len(p.reports) > 0 || p.lost > 0, err
 }
 
 // writeReport prints a report in several lines.

@@ -3,9 +3,12 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,5 +133,122 @@ func TestResultFileThroughSymbolicLink(t *testing.T) {
 	}
 	if b, err := os.ReadFile(target); err != nil || string(b) != "text" {
 		t.Errorf("target of the link: got %q and error %v, want the text", b, err)
+	}
+}
+
+// TestSuppressionsMatchNames tests names that path.Match treats specially, and rules that do not exist.
+func TestSuppressionsMatchNames(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "suppressions")
+	for _, c := range []struct {
+		text, program string
+		want          bool // the report of source-changed is suppressed
+		fails         bool
+	}{
+		{"source-changed", "io/1", true, false},
+		{"source-changed:io/*", "io/1", true, false},
+		{"source-changed:*", "a/b/c", true, false},
+		{"source-changed:io", "io/1", false, false},
+		{"source-*:a:b\r\n", "a:b", true, false},
+		{"", "a", false, false},
+		{"sorce-changed", "a", false, true},
+		{"\ufeffsource-changed", "a", false, true},
+		{"source-changed\nkey-kind extra", "a", false, true},
+	} {
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		list, err := readSuppressions(file)
+		if (err != nil) != c.fails {
+			t.Errorf("suppressions %q: got error %v, want one: %v", c.text, err, c.fails)
+			continue
+		}
+		r := &ctl.SanitizerReport{Rule: "source-changed", Program: c.program}
+		if got := slices.ContainsFunc(list, func(s suppression) bool { return s.matches(r) }); !c.fails && got != c.want {
+			t.Errorf("suppressions %q for program %q: got %v, want %v", c.text, c.program, got, c.want)
+		}
+	}
+}
+
+// failingWriter is a file on a full disk.
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// TestReportsSurviveFailedTrace tests that the failure of the file of --trace loses no report and no cause.
+func TestReportsSurviveFailedTrace(t *testing.T) {
+	p := &reportPrinter{flag: &sanitizeFlag{on: true}, to: io.Discard}
+	c := &traceCopier{reports: p, lines: make(chan string, 8)}
+	line, err := json.Marshal(&ctl.SanitizerReport{Rule: "key-kind", Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.lines <- strings.Repeat("x", 1<<16)
+	c.lines <- ctl.ReportPrefix + string(line)
+	c.lines <- ctl.LostReportsPrefix + "3"
+	c.lines <- ctl.CausePrefix + "the cause"
+	close(c.lines)
+	if err := c.writeQueuedLines(failingWriter{}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("failed trace: got %v, want ENOSPC", err)
+	}
+	if len(p.reports) != 1 || p.lost != 3 || len(c.causes) != 1 {
+		t.Errorf("after a failed trace: got %d reports, %d lost and %d causes, want 1, 3 and 1", len(p.reports), p.lost,
+			len(c.causes))
+	}
+	if found, err := p.finish(); !found || err != nil {
+		t.Errorf("finish: got %v, %v, want reports", found, err)
+	}
+}
+
+// TestResultFileKeepsOutput tests a result that goes to the file of the standard output, behind the output of the
+// program.
+func TestResultFileKeepsOutput(t *testing.T) {
+	out, err := os.CreateTemp(t.TempDir(), "out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	std := os.Stdout
+	os.Stdout = out
+	defer func() { os.Stdout = std }()
+	if _, err := out.WriteString("output of the program\n"); err != nil {
+		t.Fatal(err)
+	}
+	f, err := openResultFile(out.Name())
+	if err == nil {
+		err = errors.Join(f.clear(), writeAll(f, []byte("result\n")), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(out.Name()); err != nil || string(b) != "output of the program\nresult\n" {
+		t.Errorf("file of the output: got %q and error %v, want the output and the result", b, err)
+	}
+}
+
+// TestCheckDistinctFiles tests flags that name one file.
+func TestCheckDistinctFiles(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	if err := errors.Join(os.WriteFile(a, nil, 0o600), os.Link(a, b)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		one, other string
+		same       bool
+	}{
+		{a, a, true}, {a, b, true}, {a, filepath.Join(dir, "c"), false},
+		{filepath.Join(dir, "c"), filepath.Join(dir, "d"), false},
+		{filepath.Join(dir, "c"), dir + "/./c", true}, {"", "", false}, {"/dev/null", "/dev/null", false}, {a, "", false},
+		{filepath.Join(dir, "no", "c"), filepath.Join(dir, "no", "c"), false}, // its open will fail
+	} {
+		x, y := namedFile{"--x", c.one}, namedFile{"--y", c.other}
+		for _, files := range [][2][]namedFile{{{x, y}, nil}, {{x}, {y}}} {
+			if err := checkDistinctFiles(files[0], files[1]); (err != nil) != c.same {
+				t.Errorf("%s and %s: got %v, want an error: %v", c.one, c.other, err, c.same)
+			}
+		}
+	}
+	if err := checkDistinctFiles(nil, []namedFile{{"--x", a}, {"--y", a}}); err != nil {
+		t.Errorf("two files that are read: got %v, want success", err)
 	}
 }

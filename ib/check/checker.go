@@ -35,6 +35,7 @@ type checker struct {
 	looking   sync.Mutex // held during an inspection of the goroutines
 	reporting sync.Mutex
 	sites     map[string]*reportedSite // under reporting
+	perRule   [numRules]int            // program: number of sites; under reporting
 
 	program *Program // nil: the checker of consumers in this process
 }
@@ -359,8 +360,11 @@ func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 		s.count++
 		return
 	}
-	if k.program != nil && len(k.sites) >= maxProgramSites {
-		return
+	if k.program != nil {
+		if k.perRule[v.Rule] == maxProgramSites {
+			return
+		}
+		k.perRule[v.Rule]++
 	}
 	k.sites[key] = &reportedSite{first: v, count: 1}
 	k.cfg.Report(v)

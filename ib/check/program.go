@@ -32,7 +32,7 @@ type ProgramConfig struct {
 	PID   int
 }
 
-// maxProgramSites limits the violations of a program that are reported.
+// maxProgramSites limits the violations of each rule that are reported.
 const maxProgramSites = 100
 
 // Program checks the objects of a user context. The program posts and polls in shared memory, without a call. A

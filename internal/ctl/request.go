@@ -113,8 +113,8 @@ const (
 	OpRequests   Op = "request trace" // the trace lasts as long as the connection
 	// OpDecisions makes memory for the decisions of weak devices, for an OpAttach of the same connection.
 	OpDecisions Op = "weak decisions"
-	// OpFaultDecisions begins to record, or to replay, the random decisions of fault rules and shapes of links in the memory
-	// of OpDecisions of the same connection, until its end (Request.Weak).
+	// OpFaultDecisions begins to record, or to replay, the random decisions of fault rules and shapes of links in the
+	// memory of OpDecisions of the same connection, until its end (Request.Weak).
 	OpFaultDecisions Op = "fault decisions"
 )
 
@@ -172,6 +172,9 @@ type Weak struct {
 
 // ReportPrefix begins the lines of a trace that contain a violation found by the sanitizer.
 const ReportPrefix = "sanitizer: "
+
+// LostReportsPrefix begins a line with the number of reports that were lost, because the launcher did not read them.
+const LostReportsPrefix = "sanitizer lost: "
 
 // SanitizerReport is a violation of a rule by a program.
 type SanitizerReport struct {
