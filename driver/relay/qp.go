@@ -145,7 +145,7 @@ func (q *qp) addToChecks(init *ib.DriverQPInit) {
 	if q.srq != nil {
 		shared = q.srq.checked
 	}
-	q.checked = q.p.checks.AddQP(q.obj.QP(), init, q.cap, send, recv, shared)
+	q.checked = q.p.checks.AddQP(q.obj.QP(), q.DriverQP, init, q.cap, send, recv, shared)
 }
 
 // checkCap checks requested capacities against the limits of the device.

@@ -431,10 +431,11 @@ func (p *Program) AddSRQ(srq *ib.SRQ, domain ib.DriverPD, maxWR uint32) *UserSRQ
 	return s
 }
 
-// AddQP adds a queue pair. c is the capacity that the program knows. The queues may be nil.
-func (p *Program) AddQP(qp *ib.QP, init *ib.DriverQPInit, c ib.QPCap, send, recv *UserCQ, srq *UserSRQ) *UserQP {
+// AddQP adds a queue pair with the driver's side. c is the capacity that the program knows. The queues may be nil.
+func (p *Program) AddQP(qp *ib.QP, side ib.DriverQP, init *ib.DriverQPInit, c ib.QPCap, send, recv *UserCQ,
+	srq *UserSRQ) *UserQP {
 	q := &UserQP{userQueue: userQueue{p, p.newObject(qp, "QP", qp.Device())}}
-	w := &workTracker{o: q.o, qp: qp, domain: init.PD, sigAll: init.SigAll, sendCap: int(c.MaxSendWR),
+	w := &workTracker{o: q.o, qp: qp, side: side, domain: init.PD, sigAll: init.SigAll, sendCap: int(c.MaxSendWR),
 		recvCap: int(c.MaxRecvWR)}
 	if send != nil {
 		w.sendCQ = send.o

@@ -148,7 +148,16 @@ func mayReadAndSend(posted []*trackedRequest) bool {
 }
 
 // isInErr reports whether the queue pair is in ERR, so that it executes no more requests.
-func (w *workTracker) isInErr() bool { return w.qp != nil && w.qp.State() == ib.QPErr }
+func (w *workTracker) isInErr() bool { return w.qp != nil && w.state() == ib.QPErr }
+
+// state returns the state of the queue pair. The midlayer does not know the driver's side of a program's queue pair
+// before its creation has returned, and other threads may look at it.
+func (w *workTracker) state() ib.QPState {
+	if w.side != nil {
+		return w.side.State()
+	}
+	return w.qp.State()
+}
 
 // markOverlaps marks the posted requests that use memory that the outstanding request r changes. inErr reports whether
 // the queue pair of r is in ERR; reuse, whether targets that overlap count; sameQueue, whether a fence of the posted

@@ -72,6 +72,7 @@ type workTracker struct {
 	pd             *ib.PD
 	domain         ib.DriverPD // domain of a program's queue
 	qp             *ib.QP      // nil if the work belongs to an SRQ
+	side           ib.DriverQP // the driver's side of a program's queue pair, or nil
 	sigAll         bool
 	srq            *workTracker // the work of the queue pair's SRQ
 	sendCQ, recvCQ *checkedObject
@@ -702,7 +703,7 @@ func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named 
 
 // findOutstandingRequest returns a request that the device may be executing, or nil. kind selects the requests.
 func (w *workTracker) findOutstandingRequest(kind func(*trackedRequest) bool) *trackedRequest {
-	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.mayHaveLostCompletions()) {
+	if w.qp != nil && (w.o.stopping.Load() || w.state() < ib.QPRTR || w.mayHaveLostCompletions()) {
 		return nil
 	}
 	if w.o.k.program != nil && w.isInErr() {

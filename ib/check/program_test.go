@@ -1,6 +1,10 @@
 package check
 
-import "testing"
+import (
+	"testing"
+
+	"verbena/ib"
+)
 
 // endlessUser is a user context that is not ending.
 type endlessUser struct{}
@@ -26,4 +30,27 @@ func TestSitesOfOneRuleHideNoOther(t *testing.T) {
 		t.Errorf("reports: got %v, want %d of source-changed and 1 of key-range", found, maxProgramSites)
 	}
 	p.Close()
+}
+
+// sideInInit is the driver's side of a queue pair in INIT.
+type sideInInit struct{ ib.DriverQP }
+
+func (sideInInit) State() ib.QPState { return ib.QPInit }
+
+// TestQPInCreationIsLookedAt tests the examination of the mappings of a program while it creates a queue pair. The
+// midlayer does not know the driver's side yet.
+func TestQPInCreationIsLookedAt(t *testing.T) {
+	rules, err := ParseProgramRules([]string{AllRules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewProgram(ProgramConfig{Rules: rules, Report: func(Violation) {}}, endlessUser{})
+	defer p.Close()
+	q := p.AddQP(&ib.QP{}, sideInInit{}, &ib.DriverQPInit{}, ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}, nil, nil, nil)
+	if p.checkMappings(p.k.trackers()) {
+		t.Error("examination without requests: got outstanding ones")
+	}
+	if r := q.o.work.findOutstandingRequest(func(*trackedRequest) bool { return true }); r != nil {
+		t.Errorf("outstanding request: got %v, want none", r)
+	}
 }
