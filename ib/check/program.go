@@ -203,10 +203,12 @@ type UserCQ struct {
 	armed     armedWait
 }
 
-// armedWait describes an armed queue with completions that the program has not polled since.
+// armedWait describes an armed queue with completions. They cause no event.
 type armedWait struct {
-	since          time.Time // zero: none
-	polls, answers int64
+	since   time.Time // time of the arming
+	left    int       // number of completions of that time that the program has not polled
+	part    bool      // the program has polled some
+	answers int64     // number of events before
 }
 
 // delivery is a completion in the queue of the program.
@@ -250,29 +252,41 @@ func (c *UserCQ) Armed(waiting int) {
 	switch {
 	case waiting == 0:
 		c.armed = armedWait{}
-	case !c.isUnpolled():
-		c.armed = armedWait{time.Now(), c.o.polls.Load(), c.o.answers.Load()}
+	case c.armed.part || !c.isUnpolled():
+		c.armed = armedWait{since: time.Now(), left: waiting, answers: c.o.answers.Load()}
 	}
 }
 
-// isUnpolled reports whether the program has armed the queue while it held completions, and has since neither polled it
-// nor got an event.
-func (c *UserCQ) isUnpolled() bool {
-	return !c.armed.since.IsZero() && c.armed.polls == c.o.polls.Load() && c.armed.answers == c.o.answers.Load()
+// isUnpolled reports whether the program has armed the queue while it held completions, and has since neither polled
+// all of them nor got an event.
+func (c *UserCQ) isUnpolled() bool { return c.armed.left > 0 && c.armed.answers == c.o.answers.Load() }
+
+// polled records that the program has polled n completions. The time of the polls is unknown.
+func (c *UserCQ) polled(n int) {
+	c.o.polls.Add(1)
+	if c.armed.left > 0 {
+		c.armed.left, c.armed.part = max(c.armed.left-n, 0), true
+	}
 }
 
 // Ending records the begin of the destruction by the program, or at its end. It reports a queue that the program has
-// armed with completions, and has not polled afterwards. A program that works, and polls later, gets no report.
+// armed with completions, and has not polled, or only in part, afterwards. A program that works, and polls later, gets
+// no report. One that has polled a part may not need the others, so it must end without a destruction of the queue.
 // Consumed must have been called before.
 func (c *UserCQ) Ending() {
 	waited := time.Since(c.armed.since)
-	if !c.isUnpolled() || waited < c.p.k.cfg.Timeout || len(c.delivered) == 0 || c.o.isDeviceInactive() {
+	if !c.isUnpolled() || waited < c.p.k.cfg.Timeout || len(c.delivered) == 0 || c.o.isDeviceInactive() ||
+		c.armed.part && !c.p.isEnding() {
 		return
+	}
+	how := "and not polled until its end"
+	if c.armed.part {
+		how = fmt.Sprintf("and %d of them were not polled until its end", c.armed.left)
 	}
 	c.p.k.report(Violation{
 		Rule: RuleArmWithoutPoll,
-		What: fmt.Sprintf("%v was armed with completions in it, and not polled until its end, for %v: the notification that "+
-			"the program waits for may never come", c, waited.Round(time.Millisecond)),
+		What: fmt.Sprintf("%v was armed with completions in it, %s, %v later: the notification that the program waits for may "+
+			"never come", c, how, waited.Round(time.Millisecond)),
 		object: c.o, atEnd: true,
 	}, c.o.dev, nil)
 }
@@ -356,7 +370,7 @@ func (c *UserCQ) Consumed(waiting int) {
 		}
 	}
 	if n > 0 {
-		c.o.polls.Add(1)
+		c.polled(n)
 		if c.delivered = c.delivered[n:]; len(c.delivered) == 0 {
 			c.delivered = nil
 		}

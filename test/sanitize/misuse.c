@@ -1118,6 +1118,23 @@ static void one_poll_for_two(void)
 	exit(0);
 }
 
+// perftest #137: one poll of a fixed size after each arm. The other completions cause no event.
+static void part_polled(void)
+{
+	struct ibv_wc wc[2];
+	for (int i = 0; i < 4; i++)
+		CHECK(!post(request(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED)));
+	usleep(20000);
+	CHECK(!ibv_req_notify_cq(a.cq, 0));
+	int n = ibv_poll_cq(a.cq, 2, wc), more;
+	CHECK(n == 2);
+	while (right && (more = ibv_poll_cq(a.cq, 2, wc)))
+		n += more;
+	struct pollfd p = {a.channel->fd, POLLIN};
+	poll(&p, 1, 2500);
+	exit(right && n != 4);
+}
+
 // The failure of a completion is not looked at, and the loop goes on.
 static void failure_ignored(void)
 {
@@ -1255,6 +1272,7 @@ static const struct {
 	{"early-ah", "ah-in-flight", early_ah},
 	{"cq-for-one-qp", "cq-too-small", cq_for_one_qp},
 	{"one-poll-for-two", "arm-without-poll", one_poll_for_two},
+	{"part-polled", "arm-without-poll", part_polled},
 	{"failure-ignored", "posts-in-err", failure_ignored},
 	{"receives-after-accept", "no-receive", receives_after_accept},
 	{"receives-before-reset", "no-receive", receives_before_reset},
