@@ -16,11 +16,22 @@ func (w *workTracker) copySources(r *trackedRequest, wr *ib.SendWR) {
 	if x, ok := p.regionByRKey(w.o.dev, wr.RKey); ok && r.info.Opcode != ib.WRSend.String() {
 		r.ownWrite = memorySpan{wr.RemoteAddr + x.memory.Addr() - x.memory.IOVA(), r.info.Length}
 	}
-	if isSampled(r.info.Index) {
+	if !isSampled(r.info.Index) {
+		return
+	}
+	r.sampled = true
+	if p.cfg.Rules&sourceRules != 0 {
 		r.contents = w.newContents(wr.SGList, r.info.Length)
 		w.copyContents(&r.contents)
+		r.sampled = len(r.contents) > 0
 	}
 }
+
+// The rules that compare memory. Without them, no memory is copied and no completion delayed.
+const (
+	sourceRules = RuleSet(1)<<RuleSourceChanged | 1<<RuleSourceAfterReply
+	targetRules = RuleSet(1) << RuleTargetWritten
+)
 
 // regionByRKey returns the region of a program with a remote key.
 func (p *Program) regionByRKey(dev *ib.Device, rkey uint32) (region *memoryRegion, ok bool) {
@@ -112,7 +123,7 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 				a.sources = append(a.sources, arrivedData{r, r.contents})
 				r.contents = nil
 			}
-			if r.isRead && isSampled(r.info.Index) {
+			if r.isRead && isSampled(r.info.Index) && c.p.cfg.Rules&targetRules != 0 {
 				a.targets = append(a.targets, arrivedData{r, w.takeImages(r, r.info.Length)})
 			}
 		}
@@ -126,7 +137,7 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 	}
 	if i < 0 && wc.Status == ib.WCSuccess {
 		w.messages.Add(1)
-		if wc.Opcode == ib.WCRecv {
+		if wc.Opcode == ib.WCRecv && c.p.cfg.Rules&targetRules != 0 {
 			a.addReceive(wc)
 		}
 	}

@@ -18,7 +18,7 @@ type storedImages struct {
 // addImages begins to keep the data that the device stores to the elements of a request.
 func (w *workTracker) addImages(r *trackedRequest) {
 	s := &w.o.k.program.stores
-	if r.images != nil || !isSampled(r.info.Index) {
+	if r.images != nil || !isSampled(r.info.Index) || w.o.k.program.cfg.Rules&targetRules == 0 {
 		return
 	}
 	all := w.newContents(r.list, r.info.Length)

@@ -54,6 +54,7 @@ type trackedRequest struct {
 	// contents are copies of the memory that a program's request sends. ownWrite is the target of the request if it
 	// belongs to the same program.
 	contents []*contents
+	sampled  bool // a program's send whose memory is compared, or would be
 	ownWrite memorySpan
 	finished bool        // for a program; under the queue's mu
 	visible  bool        // the completion is in the program's queue; under the mu of the work queue
@@ -242,7 +243,7 @@ func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*t
 	if p := w.o.k.program; p != nil && p.cfg.Rules.Has(RuleSourceReused) {
 		for _, r := range posted {
 			w.findReusedSource(r)
-			r.watched = len(r.contents) > 0 && !w.o.k.isTarget(r.sent)
+			r.watched = r.sampled && !w.o.k.isTarget(r.sent)
 		}
 	}
 	w.mu.Lock()
