@@ -9,8 +9,8 @@ import (
 
 // Decision is a random decision of a rule, or of the shape of the link, on a packet.
 type Decision struct {
-	// Rule is the number of the rule, counted from 1 in the order of the additions since the first AddDecider, or 0 for the
-	// shape of the link.
+	// Rule is the number of the rule, counted from 1 in the order of the additions since the first AddDecider, or 0 for
+	// the shape of the link.
 	Rule int
 	Kind DecisionKind
 	// Flow is the number of the sending queue pair among those of the rule, counted from 1 in the order of their packets.

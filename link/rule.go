@@ -129,8 +129,8 @@ type outcome struct {
 	jitter time.Duration
 }
 
-// draw draws the outcome of a packet. Each packet draws a fixed number of random numbers: a decision does not change the
-// decisions on later packets.
+// draw draws the outcome of a packet. Each packet draws a fixed number of random numbers: a decision does not change
+// the decisions on later packets.
 func (r *activeRule) draw() (o outcome) {
 	o.drop = r.random() < r.Drop
 	o.duplicate = r.random() < r.Duplicate

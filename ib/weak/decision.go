@@ -45,7 +45,7 @@ const (
 	EventAtomic              // an atomic operation on the region
 	EventCall                // a call that creates, changes, queries or destroys an object
 	EventPost                // a post of any request to the device
-	// The next events are those of a packet, by its number among the packets of the object: the device drops it, and so on.
+	// The next events are faults of a packet. Seq is its number among the packets of the object.
 	EventDrop
 	EventDuplicate
 	EventCorrupt

@@ -42,8 +42,9 @@ func (c *Client) Decisions() (*DecisionFile, error) {
 	return nil, err
 }
 
-// BeginFaultDecisions records, and with w.Replay replays, the random decisions of fault rules and of the links' shapes in
-// the memory of Decisions, until the connection ends. It returns EPERM to a client that may not add rules. It may sleep.
+// BeginFaultDecisions records, and with w.Replay replays, the random decisions of fault rules and of the links' shapes
+// in the memory of Decisions, until the connection ends. It returns EPERM to a client that may not add rules. It may
+// sleep.
 func (c *Client) BeginFaultDecisions(w Weak) error {
 	_, _, err := c.exchange(&Request{Op: OpFaultDecisions, Weak: &w}, nil)
 	return err
