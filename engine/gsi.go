@@ -33,8 +33,9 @@ func checkGSI(d *Device, init *ib.DriverQPInit, u *ib.Udata) error {
 	return nil
 }
 
-// number assigns a number, and a slot in the table, to a new queue pair.
-func number(d *Device, qp *QP) error {
+// number assigns a number, and a slot in the table, to a new queue pair. With fixed, the number of an unused slot does
+// not depend on random numbers.
+func number(d *Device, qp *QP, fixed bool) error {
 	if qp.typ == ib.QPTypeGSI {
 		if !d.qps.claim(roce.QPNGSI) {
 			return fmt.Errorf("port 1 has a GSI queue pair already: %w", syscall.EBUSY)
@@ -46,6 +47,10 @@ func number(d *Device, qp *QP) error {
 	if !ok {
 		return fmt.Errorf("%d queue pairs exist: %w", 1<<d.qpBits.slot-minQPSlot, syscall.ENOMEM)
 	}
-	qp.num = d.qpBits.join(d.qpKeys.take(slot, uint8(d.random())), slot)
+	seed := uint8(0)
+	if !fixed {
+		seed = uint8(d.random())
+	}
+	qp.num = d.qpBits.join(d.qpKeys.take(slot, seed), slot)
 	return nil
 }

@@ -195,7 +195,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		qp.freeQueues()
 		return nil, err
 	}
-	if err := number(d, qp); err != nil {
+	if err := number(d, qp, init.FixedNumber); err != nil {
 		qp.uncount()
 		qp.freeQueues()
 		return nil, err

@@ -71,7 +71,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if !q.hasReceiveQueue() { // then its size does not count (ibv_create_qp(3))
 		asked.MaxRecvWR, asked.MaxRecvSGE = 0, 0
 	}
-	if err := p.checkCap(asked); err != nil {
+	if err := p.checkCap(q.typ, asked); err != nil {
 		return nil, err
 	}
 	granted := *asked
@@ -148,8 +148,8 @@ func (q *qp) addToChecks(init *ib.DriverQPInit) {
 	q.checked = q.p.checks.AddQP(q.obj.QP(), q.DriverQP, init, q.cap, send, recv, shared)
 }
 
-// checkCap checks requested capacities against the limits of the device.
-func (p *program) checkCap(c *ib.QPCap) error {
+// checkCap checks requested capacities against the limits of the device, and of a chosen adapter.
+func (p *program) checkCap(t ib.QPType, c *ib.QPCap) error {
 	l, limits := &p.limits, p.d.layout.Limits()
 	for _, x := range []struct {
 		what        string
@@ -163,7 +163,7 @@ func (p *program) checkCap(c *ib.QPCap) error {
 			return fmt.Errorf("%d %s, at most %d: %w", x.asked, x.what, x.most, syscall.EINVAL)
 		}
 	}
-	return nil
+	return p.choices.CheckCap(t, c)
 }
 
 // atomicLen is the length of the data of an ATOMIC WRITE, in bytes.

@@ -72,6 +72,10 @@ var litmusTests = []litmusTest{
 	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollHeaderOfWrite},
 	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailerOfWrite},
 	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", incrementByProcessor},
+	{weak.LimitsEFA, "requests 3 gather elements, and no fewer", requestCap(ib.QPCap{MaxSendSGE: 3})},
+	{weak.LimitsEFA, "requests 33 bytes inline, and no fewer", requestCap(ib.QPCap{MaxInlineData: 33})},
+	{weak.LimitsMLX5, "keeps 17 READs in flight, and no fewer", requestReads(17)},
+	{weak.LimitsBNXT, "requests 7 gather elements, and no fewer", requestCap(ib.QPCap{MaxSendSGE: 7})},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", waitFixedTime},
 }
 
@@ -969,6 +973,38 @@ func waitFixedTime(w *connectedDevice, wrong bool) error {
 	}
 }
 
+// requestCap returns a consumer that needs a capacity. The correct one then tries a smaller one.
+func requestCap(c ib.QPCap) func(w *connectedDevice, wrong bool) error {
+	return func(w *connectedDevice, wrong bool) error {
+		cq := w.newCQ()
+		create := func(sges, inline uint32) error {
+			qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1,
+				MaxRecvWR: 1, MaxSendSGE: sges, MaxRecvSGE: 1, MaxInlineData: inline}})
+			if err != nil {
+				return err
+			}
+			return qp.Destroy()
+		}
+		err := create(max(c.MaxSendSGE, 1), c.MaxInlineData)
+		if err != nil && !wrong {
+			err = create(1, 0)
+		}
+		return err
+	}
+}
+
+// requestReads returns a consumer that keeps READs in flight. The correct one needs only one.
+func requestReads(n uint8) func(w *connectedDevice, wrong bool) error {
+	return func(w *connectedDevice, wrong bool) error {
+		p := ib.Path{MaxRdAtomic: 1}
+		if wrong {
+			p.MaxRdAtomic = n
+		}
+		a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+		return w.connectWithPaths(a, b, p, p, nil)
+	}
+}
+
 const litmusSeeds = 5
 
 // TestLitmusProgramsDetectChoices runs the incorrect consumer of each row. The consumer must work on a device without
@@ -1011,13 +1047,15 @@ func TestLitmusProgramsDetectChoices(t *testing.T) {
 }
 
 // faultMisuses lists the wrong consumers of weak.Faults, which TestFaultsFindWrongConsumers of ib/ibtest/schedule runs,
-// and of weak.ByRules, which TestScenarioReplaysFaults of test/e2e runs.
+// of weak.ByRules, which TestScenarioReplaysFaults of test/e2e runs, and of weak.SameNumbers, which
+// TestWeakDevicesHaveSameNumbers of test/e2e runs.
 var faultMisuses = map[weak.Choice]string{
 	weak.FailedRequest: "leaves a queue pair in SQE; closes a channel twice; waits for a failed request; " +
 		"posts flushed receives again",
 	weak.FailedCall:   "destroys no objects when a call of its Add fails",
 	weak.FailedDevice: "posts flushed receives again",
 	weak.FailedPost:   "counts a refused request as done twice",
+	weak.SameNumbers:  "finds the connection of a completion by the number of the queue pair alone, on two devices",
 	weak.PacketFault:  "treats the completion of an unreliable WRITE as its delivery",
 }
 
@@ -1119,6 +1157,8 @@ func TestTable(t *testing.T) {
 			programs = "no"
 		} else if weak.ByRules.Has(r.Choice) {
 			programs = "by fault rules"
+		} else if weak.OptIn.Has(r.Choice) {
+			programs = "if named"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", r.Name, programs,
 			r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))

@@ -88,6 +88,12 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 		return nil, err
 	}
 	asked := init.Cap
+	if d.Relay == nil { // the wrapper has rounded the capacities up
+		if err := d.Choices.CheckCap(init.Type, &asked); err != nil {
+			return nil, fmt.Errorf("create a queue pair: %w", err)
+		}
+	}
+	init.FixedNumber = d.hasChoice(SameNumbers)
 	q := &qp{d: d, obj: h, pd: init.PD}
 	q.events.qp = q
 	if d.hasChoice(LateEvent) {
@@ -254,6 +260,9 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		mask&^duringDrain != 0 {
 		return fmt.Errorf("the send queue is being drained, and attributes %#x cannot change: %w",
 			uint32(mask&^duringDrain), syscall.EINVAL)
+	}
+	if err := q.d.Choices.checkReads(attr, mask); err != nil {
+		return fmt.Errorf("modify the queue pair: %w", err)
 	}
 	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerVisibleRights != 0 {
 		q.rights.Store(true)

@@ -36,6 +36,10 @@ const (
 	FailedCall
 	FailedDevice
 	FailedPost
+	SameNumbers
+	LimitsEFA
+	LimitsMLX5
+	LimitsBNXT
 	PacketFault
 	numChoices
 )
@@ -242,6 +246,34 @@ var Choices = [numChoices]Row{
 		"releases the resources of a request that was not posted twice; waits for its completion",
 	},
 	{
+		SameNumbers, "same-numbers",
+		"assigns a queue pair a number that does not depend on random numbers, so that the queue pairs of two devices with equal " +
+			"histories have equal numbers",
+		"IBA 10.2.4: the number identifies a queue pair within one channel adapter",
+		"finds a queue pair, or a peer, of several devices by its number alone",
+	},
+	{
+		LimitsEFA, "limits:efa",
+		"refuses a queue pair with more than 2 elements of a send, or 32 bytes inline",
+		"ibv_query_device(3): it may not be possible to use the maximum values; " +
+			"the EFA ABI (efa_io_defs.h) has 2 buffers and 32 bytes inline in an entry of 64 bytes; libfabric #11944",
+		"uses the capacities of another adapter without a smaller second attempt",
+	},
+	{
+		LimitsMLX5, "limits:mlx5",
+		"refuses a queue pair with more than 30 elements of a send, 988 bytes inline (UD: 512), or 16 outstanding READs",
+		"ibv_query_device(3): it may not be possible to use the maximum values; " +
+			"ibv_devinfo of a ConnectX-5 in Open MPI #6137; the inline data of a ConnectX-4 in libfabric #3790",
+		"keeps more READs in flight than the device has resources; " + "uses the capacities of another adapter without a smaller second attempt",
+	},
+	{
+		LimitsBNXT, "limits:bnxt",
+		"refuses a queue pair with more than 6 elements of a send, 96 bytes inline, or 126 outstanding READs",
+		"ibv_query_device(3): it may not be possible to use the maximum values; " +
+			"BNXT_STATIC_MAX_SGE and BNXT_QPLIB_MAX_OUT_RD_ATOM of the kernel's bnxt_re; an entry of 6 elements has 96 bytes",
+		"keeps more READs in flight than the device has resources; " + "uses the capacities of another adapter without a smaller second attempt",
+	},
+	{
 		PacketFault, "packet-fault",
 		"drops, repeats, damages, delays or reorders a packet, or answers a message with receiver not ready, by a random " +
 			"decision of a fault rule (verbena fault add) or of the shape of the link",
@@ -263,8 +295,11 @@ const InProcess = Set(1)<<EarlyNumbers | 1<<LateTarget | 1<<LateRead | 1<<Poison
 // device does not make them.
 const ByRules = Set(1) << PacketFault
 
-// All has every choice, except Faults and ByRules.
-const All = (Set(1)<<numChoices - 1) &^ (Faults | ByRules)
+// OptIn is the set of the choices that imitate an adapter. A correct consumer may fail with them.
+const OptIn = Set(1)<<LimitsEFA | 1<<LimitsMLX5 | 1<<LimitsBNXT
+
+// All has every choice, except Faults, ByRules and OptIn.
+const All = (Set(1)<<numChoices - 1) &^ (Faults | ByRules | OptIn)
 
 // Of returns the set that contains the given choices.
 func Of(choices ...Choice) (s Set) {
@@ -274,10 +309,17 @@ func Of(choices ...Choice) (s Set) {
 	return s
 }
 
+// AllChoices is the name that ParseForPrograms accepts for the choices of All that programs meet.
+const AllChoices = "all"
+
 // ParseForPrograms returns the set of the choices with the given names, or 0 without names. It returns EINVAL for an
 // unknown name, and for a choice that programs do not meet.
 func ParseForPrograms(names []string) (s Set, err error) {
 	for _, name := range names {
+		if name == AllChoices {
+			s |= All &^ InProcess
+			continue
+		}
 		i := slices.IndexFunc(Choices[:], func(r Row) bool { return r.Name == name })
 		switch {
 		case i < 0:

@@ -52,6 +52,42 @@ func TestWeakDeviceExposesMistakes(t *testing.T) {
 	w.awaitNoProgramObjects()
 }
 
+// TestWeakDevicesHaveSameNumbers runs a program that confuses the queue pairs of two devices. It works on ordinary
+// devices, except if two random numbers are equal.
+func TestWeakDevicesHaveSameNumbers(t *testing.T) {
+	t.Parallel()
+	program := buildWithLibibverbs(t, "weak")
+	a, b := unusedAddr(), unusedAddr()
+	run := func(form string, flags ...string) string {
+		t.Helper()
+		args := append([]string{"run", "--private", "--link", "rxe0=" + a, "--link", "rxe1=" + b}, flags...)
+		args = append(args, "--", program, "numbers", form)
+		out, err := exec.CommandContext(t.Context(), verbenaBinary(t), args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		lines := strings.SplitAfter(string(out), "\n")
+		return lines[len(lines)-2]
+	}
+	ordinary := 0
+	for range 3 {
+		if run("wrong") == "ok\n" {
+			ordinary++
+		}
+	}
+	if ordinary < 2 {
+		t.Errorf("ordinary devices: got %d of 3 runs without a failure, want at least 2", ordinary)
+	}
+	for _, flags := range [][]string{{"--weak=1"}, {"--weak=2", "--weak-choices=same-numbers"}} {
+		if out := run("wrong", flags...); !strings.HasPrefix(out, "wrong: ") {
+			t.Errorf("%v: got %q, want a failure", flags, out)
+		}
+		if out := run("right", flags...); out != "ok\n" {
+			t.Errorf("%v, without the mistake: got %q, want ok", flags, out)
+		}
+	}
+}
+
 // TestWeakDeviceRunsStandardPrograms runs programs of rdma-core on a weak device, with an event for each completion.
 func TestWeakDeviceRunsStandardPrograms(t *testing.T) {
 	t.Parallel()

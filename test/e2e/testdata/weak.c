@@ -231,6 +231,49 @@ static void keys(int round)
 		fail("a request has failed");
 }
 
+// torchcomms #2469: the program finds the connection of a completion by the number of the queue pair. It has one queue
+// pair on each of two devices.
+static void numbers(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	CHECK(list && list[0] && list[1]);
+	struct connection {
+		struct ibv_context *ctx;
+		struct ibv_pd *pd;
+		struct ibv_cq *cq;
+		struct ibv_qp *qp;
+		struct connection *next; // with the same key
+		int completions;
+	} two[2], *table[256] = {0};
+	for (int i = 0; i < 2; i++) {
+		struct connection *x = &two[i];
+		*x = (struct connection){.ctx = ibv_open_device(list[i])};
+		CHECK(x->ctx && (x->pd = ibv_alloc_pd(x->ctx)) && (x->cq = ibv_create_cq(x->ctx, 4, NULL, NULL, 0)));
+		CHECK(x->qp = create_qp(x->pd, x->cq, NULL));
+		connect_qp(x->qp, x->qp);
+		x->next = table[x->qp->qp_num & 255];
+		table[x->qp->qp_num & 255] = x;
+	}
+	for (int i = 0; i < 2; i++) {
+		struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, *bad;
+		CHECK(!ibv_post_send(two[i].qp, &wr, &bad));
+		struct ibv_wc wc;
+		while (!ibv_poll_cq(two[i].cq, 1, &wc))
+			;
+		struct connection *x = table[wc.qp_num & 255];
+		while (x && (x->qp->qp_num != wc.qp_num || (right && x->ctx != two[i].ctx)))
+			x = x->next;
+		CHECK(x);
+		x->completions++;
+	}
+	if (two[0].completions != 1 || two[1].completions != 1)
+		fail("a connection has the completion of the other device");
+	for (int i = 0; i < 2; i++)
+		CHECK(!ibv_destroy_qp(two[i].qp) && !ibv_destroy_cq(two[i].cq) && !ibv_dealloc_pd(two[i].pd) &&
+			!ibv_close_device(two[i].ctx));
+	ibv_free_device_list(list);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(int round);
@@ -241,6 +284,11 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 3);
 	right = !strcmp(argv[2], "right");
+	if (!strcmp(argv[1], "numbers")) { // without other queue pairs
+		numbers();
+		puts("ok");
+		return 0;
+	}
 	ctx = open_device();
 	pd = ibv_alloc_pd(ctx);
 	CHECK(pd);
