@@ -287,7 +287,7 @@ type cpuCost struct {
 // expects the address.
 func (e *Env) runPair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cpuCost,
 	error) {
-	return e.runPairWith(ctx, path, e.runPrefix, portFlag, serverArgs, clientArgs)
+	return e.runPairWith(ctx, path, func(s sideEnv) []string { return e.runPrefix(s) }, portFlag, serverArgs, clientArgs)
 }
 
 // runPairWith is like pair, but for programs that `verbena run` does not start.
@@ -363,9 +363,9 @@ func (e *Env) socketPrefix(s sideEnv) []string {
 	return concat(s.inside, []string{"env", "VERBENA_SOCKET=" + s.socket})
 }
 
-// runPrefix returns the prefix of a command that runs a program on a side's service.
-func (e *Env) runPrefix(s sideEnv) []string {
-	return concat(s.inside, []string{e.Verbena, "run", "--socket", s.socket, "--"})
+// runPrefix returns the prefix of a command that runs a program on a side's service, with further flags.
+func (e *Env) runPrefix(s sideEnv, flags ...string) []string {
+	return concat(s.inside, []string{e.Verbena, "run", "--socket", s.socket}, flags, []string{"--"})
 }
 
 // resourceUsage is the resource usage of services since their start.

@@ -52,6 +52,7 @@ type exchange struct {
 	events  bool    // wait for events instead of polling
 	verbs   bool    // the tool is test/bench/floor/verbs.c, for inline data
 	inlined bool
+	mode    string // further flags of verbena run, or ""
 }
 
 func (x exchange) isLatencyTest() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
@@ -114,6 +115,15 @@ func (x exchange) measureOnce(ctx context.Context, e *Env) (Sample, error) {
 		return Sample{}, err
 	}
 	return x.parseOutput(out)
+}
+
+// measureTime runs the exchange once, and returns the time of a message, of a stream as well.
+func (x exchange) measureTime(ctx context.Context, e *Env) (Sample, error) {
+	s, err := x.measureOnce(ctx, e)
+	if err == nil && !x.isLatencyTest() {
+		s = Sample{Value: float64(x.size) / s.Value} // bytes by 10^6 bytes per second
+	}
+	return s, err
 }
 
 // messageCount returns the number of messages that each queue pair sends.
@@ -181,7 +191,8 @@ func (x exchange) run(ctx context.Context, e *Env, n int) (string, cpuCost, erro
 	if x.two {
 		client = "rxe1"
 	}
-	return e.runPair(ctx, x.path, "-p", concat(args, []string{"-d", "rxe0"}), concat(args, []string{"-d", client}))
+	by := func(s sideEnv) []string { return e.runPrefix(s, strings.Fields(x.mode)...) }
+	return e.runPairWith(ctx, x.path, by, "-p", concat(args, []string{"-d", "rxe0"}), concat(args, []string{"-d", client}))
 }
 
 func (x exchange) parseOutput(out string) (Sample, error) {
