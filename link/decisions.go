@@ -40,7 +40,7 @@ const (
 // Decider replaces or records random decisions.
 type Decider interface {
 	// Decide returns the value of a decision. drawn is the random value, or the value of an earlier Decider. Decide is
-	// called with locks held. It may not sleep and may not keep d.
+	// called with locks held, by several threads at the same time. It may not sleep and may not keep d.
 	Decide(d *Decision, drawn uint64) uint64
 }
 
