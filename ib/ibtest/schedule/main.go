@@ -31,6 +31,10 @@
 //	go run verbena/ib/ibtest/schedule -within 1m -weak verbena/driver/loopback ./myconsumer
 //
 // In runs with pauses, methods sleep. Package ibtest then omits the checks that measure sleep, the group Sleep.
+//
+// The exit status is 0 if no test fails, 1 for a fault, and also if the tests cannot run, 2 for wrong flags, and 3
+// without a verdict: the time of -within was over before the tests had ended once. (go run prints the status, and
+// itself exits with 1.)
 package main
 
 import (
@@ -95,8 +99,22 @@ func main() {
 	}
 	if err := o.runTests(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "schedule:", err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
+}
+
+// errNoVerdict is the error of a search whose time was over before its first runs had ended.
+var errNoVerdict = errors.New("no verdict")
+
+// exitStatus returns the exit status of the command for the error of runTests.
+func exitStatus(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errNoVerdict):
+		return 3
+	}
+	return 1
 }
 
 // runTests runs the tests. It returns an error if some fail.

@@ -106,6 +106,14 @@ func (o *commandOptions) searchDriver(ctx context.Context, out io.Writer, p list
 		case !found:
 			return fmt.Errorf("%s: no tests", p.ImportPath)
 		}
+		if b.race {
+			continue
+		}
+		if match, err := o.matchesTests(ctx, b.binary, p.Dir); err != nil {
+			return o.orTooShort(ctx, p, err)
+		} else if !match {
+			return fmt.Errorf("%s: no test matches %q", p.ImportPath, o.run)
+		}
 	}
 	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planDriverRun(i, plain, raced) }}
 	if err := s.run(ctx, out); err != nil {
@@ -114,6 +122,19 @@ func (o *commandOptions) searchDriver(ctx context.Context, out io.Writer, p list
 	fmt.Fprintf(out, "ok %s: the suite, %d more seeds of Model, and %d runs with pauses and the race detector in %v\n",
 		p.ImportPath, s.passed[modelRun]*blockSeeds, s.passed[pausedRun], o.within)
 	return nil
+}
+
+// matchesTests reports whether a test of the binary matches the pattern of -run, up to its first slash.
+func (o *commandOptions) matchesTests(ctx context.Context, binary, dir string) (bool, error) {
+	name, _, _ := strings.Cut(o.run, "/")
+	c := exec.CommandContext(ctx, binary, "-test.list="+name)
+	c.WaitDelay = killDelay
+	c.Dir = dir
+	text, err := c.CombinedOutput()
+	if err != nil {
+		return false, fmt.Errorf("list the tests: %w\n%s", err, text)
+	}
+	return bytes.HasPrefix(text, []byte("Test")) || bytes.Contains(text, []byte("\nTest")), nil
 }
 
 // planDriverRun returns a run of a driver's suite. plain and raced are the test binaries.
@@ -133,7 +154,7 @@ func (o *commandOptions) planDriverRun(i int, plain, raced string) commandRun {
 
 // errTooShort returns the error of a search whose time was over before a part had ended.
 func (o *commandOptions) errTooShort(p listedPackage, part string) error {
-	return fmt.Errorf("%s: no verdict: %s did not end within %v: use a longer -within", p.ImportPath, part, o.within)
+	return fmt.Errorf("%s: %w: %s did not end within %v: use a longer -within", p.ImportPath, errNoVerdict, part, o.within)
 }
 
 // findVerbenavet returns the path of verbenavet, or "" if the search leaves it out.

@@ -147,6 +147,9 @@ func TestUnfinishedSearchHasNoVerdict(t *testing.T) {
 	if took := time.Since(start); err == nil || !strings.Contains(err.Error(), "no verdict") || took > 30*time.Second {
 		t.Errorf("run: got error %v after %v, want no verdict in less than 30 s", err, took)
 	}
+	if got := exitStatus(err); got != 3 {
+		t.Errorf("exit status: got %d, want 3", got)
+	}
 	if got := out.String(); got != "schedule: mine: checked mode\n" {
 		t.Errorf("output: got %q, want one line about the phase", got)
 	}
@@ -173,8 +176,16 @@ func TestImpossibleSearchFails(t *testing.T) {
 			if len(c.o.tests) > 0 && testing.Short() {
 				t.Skip("it compiles tests with the race detector")
 			}
-			if err := c.o.runTests(io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
+			err := c.o.runTests(io.Discard)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
+			}
+			status := 1
+			if c.o.within == time.Millisecond {
+				status = 3
+			}
+			if got := exitStatus(err); got != status {
+				t.Errorf("exit status: got %d, want %d", got, status)
 			}
 		})
 	}
