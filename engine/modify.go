@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/driver"
+	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
@@ -183,7 +184,22 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	return nil
 }
 
-// reset discards all outstanding work, without completions. (rxe_qp_reset)
+// initAttrs sets the attributes of a new queue pair, which RESET restores (IBA 10.3.1).
+func (qp *QP) initAttrs() {
+	mtu := roce.MTU256
+	if qp.datagram {
+		mtu = qp.dev.activeMTU()
+	}
+	qp.attr = ib.QPAttr{}
+	qp.setMTU(mtu)
+	if qp.srd != nil {
+		qp.attr.RNRRetry = transport.RNRForever
+	}
+	qp.peer.Store(0)
+}
+
+// reset discards all outstanding work, without completions, and the attributes. rxe_qp_reset keeps the attributes,
+// which adapters do not.
 func (qp *QP) reset() {
 	qp.sending.Lock()
 	defer qp.sending.Unlock()
@@ -198,6 +214,7 @@ func (qp *QP) reset() {
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
 	qp.path = nil
+	qp.initAttrs()
 	if !qp.sq.Discard() || !qp.rq.Discard() {
 		qp.ringGone()
 	}

@@ -10,7 +10,6 @@ import (
 
 	"verbena/driver"
 	"verbena/engine/queue"
-	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/roce"
 )
@@ -147,7 +146,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	c := &init.Cap
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, service: kind, pd: domain(init.PD), ctx: d.context(u),
-		sigAll: init.SigAll, pathMTU: roce.MTU256, user: init.User, refill: init.Refill,
+		sigAll: init.SigAll, user: init.User, refill: init.Refill,
 	}
 	qp.counts = d.counts(qp.ctx)
 	switch {
@@ -184,10 +183,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	}
 	qp.req.init(qp)
 	qp.resp.qp, qp.srd = qp, newSRD(qp)
-	if qp.datagram {
-		qp.pathMTU = d.activeMTU()
-	}
-	qp.setMTU(qp.pathMTU)
+	qp.initAttrs()
 	if err := qp.makeQueues(c, u); err != nil {
 		return nil, err
 	}
@@ -201,9 +197,6 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		return nil, err
 	}
 	slot := d.qpBits.slotOf(qp.num)
-	if qp.srd != nil {
-		qp.attr.RNRRetry = transport.RNRForever
-	}
 	if qp.datagram {
 		qp.sport = roce.SourcePortUD(qp.num)
 	}

@@ -147,8 +147,9 @@ func (qp *QP) Init() QPInitAttr { return qp.init }
 func (qp *QP) Type() QPType { return qp.init.Type }
 
 // Modify changes the attributes named by mask, including the state. Modify returns EINVAL if mask does not suit the
-// type and the transition, or if a value is invalid. RESET discards the outstanding requests. Completions
-// of the queue pair in a CQ may remain there, or be lost. Modify may sleep. (ib_modify_qp)
+// type and the transition, or if a value is invalid. RESET discards the outstanding requests, and restores the
+// attributes of a new queue pair. Completions of the queue pair in a CQ may remain there, or be lost. Modify may sleep.
+// (ib_modify_qp)
 func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	defer qp.enterSleeping("QP.Modify").leave()
 	return qp.modify(attr, mask, nil)

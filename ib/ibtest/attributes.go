@@ -17,7 +17,7 @@ import (
 var attributeChecks = []ruleTest{
 	{
 		name: "QueuePair/Attributes",
-		rule: "Query reports each attribute as Modify has set it, and those that Modify did not name as they were; after an error nothing has changed",
+		rule: "Query reports each attribute as Modify has set it, and those that Modify did not name as they were; after an error nothing has changed; RESET restores the first values",
 		test: testAttributesReadBack,
 	},
 	{
@@ -107,7 +107,7 @@ func supportedAttributes(e *testEnv, dev ib.DeviceAttr) []qpAttribute {
 var everyStatePath = []ib.QPState{ib.QPInit, ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPRTS, ib.QPSQD, ib.QPSQD, ib.QPRTS}
 
 // all types of queue pairs
-var allQPTypes = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
+var allQPTypes = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt, ib.QPTypeSRD}
 
 func testAttributesReadBack(e *testEnv) {
 	dev, err := e.dev.QueryDevice()
@@ -121,14 +121,18 @@ func testAttributesReadBack(e *testEnv) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
-		if a := e.queryAllAttributes(qp); a.Cap != qp.Init().Cap {
-			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP reported %+v", kind, a.Cap, qp.Init().Cap)
+		first := e.queryAllAttributes(qp)
+		if first.Cap != qp.Init().Cap {
+			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP reported %+v", kind, first.Cap, qp.Init().Cap)
 		}
 		for range 6 {
 			for _, to := range everyStatePath {
 				moveWithAttributes(e.resultChecker, qp, attrs, to, r)
 			}
 			e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			if got := e.queryAllAttributes(qp); got != first {
+				e.Fatalf("%v queue pair after RESET: Query reports %+v, after its creation %+v", kind, got, first)
+			}
 		}
 	}
 }
