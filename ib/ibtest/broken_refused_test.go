@@ -11,6 +11,35 @@ import (
 // rejectionDefects change state before they reject a call, or before a request is retried.
 var rejectionDefects = []driverDefect{
 	{
+		defect: "keeps the memory of the queue pairs that it rejects",
+		break_: func(d *wrongDriver) {
+			var kept [][]byte
+			d.createQP = func(_ ib.QPHandle, init *ib.DriverQPInit) error {
+				if init.Type != ib.QPTypeUC || init.Cap.MaxRecvWR <= 1<<14 {
+					return nil
+				}
+				d.withLock(func() { kept = append(kept, make([]byte, 8<<20)) })
+				return syscall.EINVAL
+			}
+		},
+		by: "Errors/RefusedLeavesNothing", says: "create QP, UC with too many receive work requests: refused",
+	},
+	{
+		defect: "reports the attributes before RESET in RESET",
+		break_: func(d *wrongDriver) {
+			var last sync.Map
+			d.queried = func(q *wrongQP, a *ib.QPAttr) {
+				if a.State != ib.QPReset {
+					last.Store(q, *a)
+				} else if old, ok := last.Load(q); ok {
+					*a = old.(ib.QPAttr)
+					a.State, a.CurState = ib.QPReset, ib.QPReset
+				}
+			}
+		},
+		by: "QueuePair/Attributes", says: "queue pair after RESET",
+	},
+	{
 		defect: "invalidates before it compares the lengths of the message and the receive",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {

@@ -27,6 +27,19 @@ func (d *wrongDriver) changeSRDRequests(change func(q *wrongQP, wr *ib.SendWR) b
 // srdDefects have faults in SRD.
 var srdDefects = []driverDefect{
 	{
+		defect: "sends only the first MiB of an RDMA WRITE of SRD",
+		break_: func(d *wrongDriver) {
+			d.changeSRDRequests(func(q *wrongQP, wr *ib.SendWR) bool {
+				if wr.Opcode == ib.WRRDMAWriteWithImm && len(wr.SGList) == 1 {
+					wr.SGList = slices.Clone(wr.SGList)
+					wr.SGList[0].Length = min(wr.SGList[0].Length, 1<<20)
+				}
+				return true
+			})
+		},
+		by: "Data/Long", says: "16777221 bytes: the receive tells 1048576",
+	},
+	{
 		defect: "delivers a SEND of SRD of 64 bytes or more twice",
 		break_: func(d *wrongDriver) {
 			d.changeSRDRequests(func(q *wrongQP, wr *ib.SendWR) bool {

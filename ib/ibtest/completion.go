@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"verbena/ib"
+	"verbena/ib/ibtest/model"
 	"verbena/ib/ibtest/modeltest"
 )
 
@@ -32,7 +33,7 @@ var completionChecks = []ruleTest{
 	},
 	{
 		name: "Data/Long",
-		rule: "a message of more than 16 MiB arrives whole, and its completions tell its length",
+		rule: "a message of more than 16 MiB arrives whole, and its completions tell its length; a request of SRD may fail instead",
 		test: testLongMessages, plain: true,
 	},
 	{
@@ -469,29 +470,88 @@ func (e *testEnv) newXRCPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.Q
 }
 
 // testLongMessages sends messages of more than 2^24 bytes.
+// longMessageLengths are the lengths of long messages. A request of SRD that is too long for the device fails, because
+// no attribute has the limit.
+var longMessageLengths = []int{1<<24 + 5, 1<<22 + 5, 1<<20 + 5, model.SRDRDMASize}
+
 func testLongMessages(e *testEnv) {
-	const n = 1<<24 + 5
-	if uint64(e.connector.port.MaxMsgSize) < n {
-		e.Skipf("the port sends messages of up to %d bytes", e.connector.port.MaxMsgSize)
-	}
-	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)
-	for i, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWriteWithImm} {
-		if op == ib.WRRDMAWriteWithImm && !p.newMessageSender().write {
+	pd := e.newPD()
+	from, to := e.newBuffer(pd, longMessageLengths[0], allAccess), e.newBuffer(pd, longMessageLengths[0], allAccess)
+	tried := 0
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeSRD} {
+		if kind != ib.QPTypeSRD && uint64(e.connector.port.MaxMsgSize) < uint64(longMessageLengths[0]) {
+			e.Logf("the port sends messages of up to %d bytes", e.connector.port.MaxMsgSize)
 			continue
 		}
-		fillPattern(from.b, i+1)
-		if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: to.newSGL(0, n)}); k != 1 {
-			e.Fatalf("post receive: %v", err)
+		p := e.newPairIfSupported(kind, pd)
+		if p == nil {
+			continue
 		}
-		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.newSGL(0, n), RemoteAddr: to.addr,
-			RKey: to.mr.RKey()})
-		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
-		if wc := e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {
-			e.Errorf("opcode %v of %d bytes: the receive tells %d", op, n, wc.ByteLen)
+		for _, o := range p.operationsOfType() {
+			isSend := o.wr.Opcode == ib.WRSend && kind != ib.QPTypeSRD // one packet
+			if isSend || o.wr.Opcode == ib.WRRDMAWriteWithImm || o.wr.Opcode == ib.WRRDMARead {
+				tried++
+				transferLongMessage(p, o, from, to)
+			}
 		}
-		if !bytes.Equal(from.b, to.b) {
-			e.Errorf("opcode %v of %d bytes arrived changed", op, n)
+	}
+	if tried == 0 {
+		e.Skip("the driver has no long messages")
+	}
+}
+
+// transferLongMessage transfers a message of the greatest length that the device supports.
+func transferLongMessage(p *pair, o qpOperation, from, to *registeredBuffer) {
+	e, kind := p.e, p.qps[0].Type()
+	e.Helper()
+	o.wr.RemoteAddr, o.wr.RKey = to.addr, to.mr.RKey()
+	if o.receives {
+		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 1, SGList: to.newSGL(0, len(to.b))})
+	}
+	for i, n := range longMessageLengths {
+		what := fmt.Sprintf("%v: %s of %d bytes", kind, o.what, n)
+		src, dst := from.b[:n], to.b[:n]
+		if o.wr.Opcode == ib.WRRDMARead {
+			src, dst = dst, src
 		}
+		fillPattern(src, i+1)
+		clear(dst)
+		o.wr.SGList = from.newSGL(0, n)
+		shorter := kind == ib.QPTypeSRD && i+1 < len(longMessageLengths)
+		k, err := p.qps[0].PostSend(o.wr)
+		if p.isUnsupportedPost(o.wr.Opcode, err) {
+			e.Logf("the driver has no operation with opcode %v", o.wr.Opcode)
+			return
+		}
+		status := ib.WCLocLenErr
+		switch {
+		case k == 1:
+			wc := e.waitAnyCompletion(p.cqs[0])
+			if status = wc.Status; status == ib.WCSuccess && o.want == ib.WCRDMARead && int(wc.ByteLen) != n {
+				e.Errorf("%s: the completion tells %d", what, wc.ByteLen)
+			}
+		case shorter:
+			e.wantErrno(what, err, syscall.EINVAL)
+		default:
+			e.Fatalf("%s: post: %v", what, err)
+		}
+		if shorter && status == ib.WCLocLenErr {
+			if !isAllZero(dst) {
+				e.Errorf("%s failed, and a part of it arrived", what)
+			}
+			continue
+		}
+		if status != ib.WCSuccess {
+			e.Fatalf("%s: got %q, want success", what, status)
+		}
+		if o.receives {
+			if wc := e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess); int(wc.ByteLen) != n {
+				e.Errorf("%s: the receive tells %d", what, wc.ByteLen)
+			}
+		}
+		if !bytes.Equal(src, dst) {
+			e.Errorf("%s arrived changed", what)
+		}
+		return
 	}
 }

@@ -239,6 +239,18 @@ func testResetDropsRequests(e *testEnv) {
 	}
 	p.exchangeMessage(0, 2, 8)
 	p.exchangeMessage(1, 3, 8)
+
+	// With requests in both queues, of which the first one may have begun.
+	x := e.newQPsInEveryState(newPairFunc(e))
+	e.awaitDueCallbacks()
+	for i, p := range x.pairs {
+		p.reconnect()
+		e.Logf("messages of a queue pair that was in %v before RESET", x.states[i])
+		for id := range uint64(2) {
+			p.exchangeMessage(0, 200+id, 8)
+			p.exchangeMessage(1, 300+id, 8)
+		}
+	}
 }
 
 func testBadArgumentsAreRejected(e *testEnv) {

@@ -334,6 +334,7 @@ func sendToForeignPeer(e *testEnv, pd *ib.PD, op ib.WROpcode) {
 }
 
 func testPeerLeavesWhileRequestWaits(e *testEnv) {
+	e.allowViolation(check.RuleInFlight) // the region of a request that waits
 	pd := e.newPD()
 	defer e.connector.useShortestTimeout()()
 	for _, init := range []bool{false, true} {
@@ -353,6 +354,38 @@ func testPeerLeavesWhileRequestWaits(e *testEnv) {
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 			p.checkWaitingRequestsFail(init, c.how, c.end)
 		}
+	}
+	e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd}).checkPeerFailsWhileRequestsWait()
+}
+
+// checkPeerFailsWhileRequestsWait checks requests that wait for a receive, while a request of the peer waits, too. The
+// peer goes to ERR because its request cannot be executed when a receive arrives.
+func (p *pair) checkPeerFailsWhileRequestsWait() {
+	e := p.e
+	e.Helper()
+	p.postTwoRequests(ib.WRSend, p)
+	e.awaitDueCallbacks()
+	b := e.newBuffer(p.pd, 64, allAccess)
+	p.postSendWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.newSGL(0, 64)})
+	e.awaitDueCallbacks()
+	e.destroy(b.mr)
+	p.postRecv(0, 4, 128, 64)
+	switch wc := e.waitAnyCompletion(p.cqs[1]); {
+	case wc.ID == 3 && wc.Status == ib.WCSuccess:
+		e.Log("the driver has read the data of a request that waits")
+		return
+	case wc.ID != 3 || wc.Status != ib.WCLocProtErr:
+		e.Fatalf("a request that waited while its memory was deregistered: work request %d completed with %q, want 3 with %q",
+			wc.ID, wc.Status, ib.WCLocProtErr)
+	}
+	sends := map[uint64]ib.WCStatus{}
+	for range 3 {
+		wc := e.waitAnyCompletion(p.cqs[0])
+		sends[wc.ID] = wc.Status
+	}
+	if sends[1] != ib.WCRetryExcErr || sends[2] != ib.WCWRFlushErr || sends[4] != ib.WCWRFlushErr {
+		e.Fatalf("a sender with a peer that has failed while both waited: got %v, want %q, and %q of the others", sends,
+			ib.WCRetryExcErr, ib.WCWRFlushErr)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/metrics"
 	"slices"
 	"syscall"
 	"time"
@@ -221,7 +222,7 @@ const (
 
 // testRejectedCallLeavesNoObject repeats calls beyond the capacity of the device, if it reaches that soon, and up to
 // 10,000 times if they are fast. It watches the objects of the device, and the memory and the goroutines of the
-// process.
+// process (leakSearch).
 func testRejectedCallLeavesNoObject(e *testEnv) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
@@ -250,70 +251,8 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 		}
 	}
 	objects := e.dev.Objects()
-	// ask returns the number of repetitions of each call.
-	ask := func(refused []creationCall) (least int) {
-		e.Helper()
-		least = 10_000
-		for _, r := range refused {
-			n, began := 0, time.Now()
-			more := func() bool {
-				took := time.Since(began)
-				return n < leastAsked && took < time.Second || // the machine is busy
-					n < times && took < slow*time.Duration(e.cfg.load*e.cfg.load) || n < 10_000 &&
-					took < quick*time.Duration(e.cfg.load)
-			}
-			for ; more(); n++ {
-				if _, err := r.call(); err == nil {
-					e.Fatalf("%s: was refused, and then was not", r.what)
-				}
-			}
-			least = min(least, n)
-		}
-		return least
-	}
-	kept := []struct {
-		what  string
-		count func() int
-	}{{"a goroutine stays each time", runtime.NumGoroutine}, {"what it has made stays in memory each time",
-		liveObjectCount}}
-	counts := func() (n []int) {
-		for _, k := range kept {
-			n = append(n, k.count())
-		}
-		return n
-	}
-	// grows returns the counts that rise by about one for each call, in each round. Other activity also creates
-	// objects, but does not keep them.
-	grows := func(rounds int, refused ...creationCall) (grow []bool) {
-		e.Helper()
-		least := counts()
-		for range 5 {
-			for i, n := range counts() {
-				least[i] = min(least[i], n)
-			}
-		}
-		grow = slices.Repeat([]bool{true}, len(kept))
-		asked := 0
-		for range rounds {
-			asked += ask(refused)
-			for range 6 {
-				for i, n := range counts() {
-					grow[i] = grow[i] && asked >= leastAsked && n-least[i] >= asked*3/4 // else the objects are created elsewhere
-				}
-				if !slices.Contains(grow, true) {
-					return grow
-				}
-			}
-		}
-		return grow
-	}
-	for i, some := range grows(3, refused...) {
-		for _, r := range refused {
-			if some && grows(8, r)[i] {
-				e.Fatalf("%s: refused %d times, and %s", r.what, times, kept[i].what)
-			}
-		}
-	}
+	l := leakSearch{e: e, times: times}
+	l.findLeaks(refused)
 	if now := e.dev.Objects(); now != objects {
 		e.Errorf("objects of the device: %v, and %v before all was refused", now, objects)
 	}
@@ -327,12 +266,138 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 	e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchangeMessage(0, 1, 8)
 }
 
-// liveObjectCount returns the number of live objects of the process, including those created since the collection.
-func liveObjectCount() int {
+// leakSearch searches for rejected calls that leave something behind.
+type leakSearch struct {
+	e     *testEnv
+	times int // repetitions of each call, unless the device is slow
+}
+
+// processUse counts the elements that rejected calls may leave behind: goroutines, objects in memory, and their bytes.
+type processUse [3]int
+
+// leaks describes the elements of a processUse. A growth by some is a leak after any number of calls, because nothing
+// else in the process grows by so much. A leak of one element per call is visible after leastAsked calls.
+var leaks = [len(processUse{})]struct {
+	what string
+	some int
+}{
+	{"a goroutine stays each time", 1000},
+	{"what it has made stays in memory each time", 1 << 20},
+	{"what it has made stays in memory", 32 << 20},
+}
+
+// newProcessUse collects garbage, and counts the live objects, including those created since the collection.
+func newProcessUse() processUse {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)
-	return int(m.HeapObjects)
+	return processUse{runtime.NumGoroutine(), int(m.HeapObjects), int(m.HeapAlloc)}
+}
+
+// growth returns by how much u exceeds start.
+func (u processUse) growth(start processUse) (n processUse) {
+	for i := range u {
+		n[i] = u[i] - start[i]
+	}
+	return n
+}
+
+// isLeakAfterAnyCalls reports whether the growth u is a leak after any number of calls.
+func (u processUse) isLeakAfterAnyCalls() bool {
+	for i, l := range leaks {
+		if u[i] >= l.some {
+			return true
+		}
+	}
+	return false
+}
+
+// heapBytes returns the bytes of the heap's objects, including garbage. It is cheaper than newProcessUse.
+func heapBytes() int {
+	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(s)
+	return int(s[0].Value.Uint64())
+}
+
+// findLeaks fails the test for the first call that leaves something behind. It makes all calls together first.
+func (l *leakSearch) findLeaks(rejected []creationCall) {
+	l.e.Helper()
+	_, together := l.repeatCalls(3, rejected...)
+	for i, some := range together {
+		for _, r := range rejected {
+			if !some {
+				break
+			}
+			if n, alone := l.repeatCalls(8, r); alone[i] {
+				l.e.Fatalf("%s: refused %d times, and %s", r.what, n, leaks[i].what)
+			}
+		}
+	}
+}
+
+// repeatCalls makes rejected calls in several rounds. It returns the number of repetitions of each call, and the
+// elements that have grown in each round: by about one for each call, or by more than other activity causes. Other
+// activity also creates objects, but does not keep them.
+func (l *leakSearch) repeatCalls(rounds int, rejected ...creationCall) (asked int, grow [len(leaks)]bool) {
+	l.e.Helper()
+	start := newProcessUse()
+	for range 5 {
+		for i, n := range newProcessUse() {
+			start[i] = min(start[i], n)
+		}
+	}
+	for i := range grow {
+		grow[i] = true
+	}
+	for range rounds {
+		n, ended := l.repeatRound(start, rejected)
+		asked += n
+		for range 6 {
+			for i, g := range newProcessUse().growth(start) {
+				each := i < 2 && asked >= leastAsked && g >= asked*3/4 // else the objects are created elsewhere
+				grow[i] = grow[i] && (each || g >= leaks[i].some)
+			}
+			if !slices.Contains(grow[:], true) {
+				return asked, grow
+			}
+		}
+		if ended {
+			break
+		}
+	}
+	return asked, grow
+}
+
+// repeatRound repeats each call, and returns the least number of repetitions. It ends early if the process has grown so
+// much since start that more calls would show nothing else.
+func (l *leakSearch) repeatRound(start processUse, rejected []creationCall) (least int, ended bool) {
+	e := l.e
+	e.Helper()
+	for i, r := range rejected {
+		n, began := 0, time.Now()
+		more := func() bool {
+			took := time.Since(began)
+			return n < leastAsked && took < time.Second || // the machine is busy
+				n < l.times && took < slow*time.Duration(e.cfg.load*e.cfg.load) || n < 10_000 &&
+				took < quick*time.Duration(e.cfg.load)
+		}
+		for ; more() && !ended; n++ {
+			if _, err := r.call(); err == nil {
+				e.Fatalf("%s: was refused, and then was not", r.what)
+			}
+			if n == 7 || n%64 == 63 {
+				ended = runtime.NumGoroutine() >= start[0]+leaks[0].some ||
+					heapBytes() >= start[2]+2*leaks[2].some && newProcessUse().growth(start).isLeakAfterAnyCalls()
+			}
+		}
+		if i == 0 || n < least {
+			least = n
+		}
+		if ended {
+			break
+		}
+	}
+	return least, ended
 }
 
 // regionProbe holds the expected state of a region. RDMA by a pair of the region's domain must reach its memory, and no

@@ -137,4 +137,57 @@ var laterDefects = []DriverDefect{
 	}
 `}},
 	},
+	{
+		// The driver sets the attributes of the next connection on top of the old ones.
+		Name:   "reset-keeps-attrs",
+		Commit: `unconfirmed: rxe_qp_reset keeps them`,
+		Rule:   "RESET restores the attributes of a new queue pair",
+		Edits: []Edit{{"qp.go", `	q.sq.n, q.own.n = 0, 0
+`, Before, `	if wrong("reset-keeps-attrs") {
+		q.attr = old
+	}
+`}, {"qp.go", `	q.state, q.attr, q.waiting = ib.QPReset`, Before, `	old := q.attr
+	_ = old
+`}},
+	},
+	{
+		// The first request is still marked as one that waits.
+		Name:   "reset-keeps-waiting",
+		Commit: `unconfirmed: "libbnxt_re: reset head and tail when moving to RST", 2017`,
+		Rule:   "RESET discards the outstanding requests",
+		Edits: []Edit{{"qp.go", `RNRRetry: q.initialRNRRetry()}, false
+`, Instead, `RNRRetry: q.initialRNRRetry()}, wrong("reset-keeps-waiting") && q.waiting
+`}, {"qp.go", `		if q.waiting = false; q.init.Type`, Before, `		if wrong("reset-keeps-waiting") && q.sq.n == 0 {
+			continue
+		}
+`}},
+	},
+	{
+		// The driver splits long requests of RC, and sends only the first part of those of SRD.
+		Name: "srd-first-part",
+		Rule: "Messages arrive complete",
+		Edits: []Edit{{"send.go", `	peer, status, wait := q.peerOf(w)
+`, Before, `	if wrong("srd-first-part") && q.init.Type == ib.QPTypeSRD {
+		src.n = min(src.n, 1<<20)
+	}
+`}},
+	},
+	{
+		// The driver keeps the queue of each queue pair that it refuses.
+		Name:   "reject-leaks-queue",
+		Commit: `unconfirmed: error paths of create_qp in irdma and bnxt_re`,
+		Rule:   "A rejected call leaves nothing behind",
+		Edits: []Edit{
+			{"device.go", `	copier  messageCopier
+`, After, `	leaked  []ring[sendWQE]
+`},
+			{"qp.go", `		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
+`, Before, `		if wrong("reject-leaks-queue") {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.leaked = append(d.leaked, newRing[sendWQE](maxWR))
+		}
+`},
+		},
+	},
 }
