@@ -962,11 +962,3 @@ func runUnomittedDefects(n int, f func(i int)) {
 	}
 	wg.Wait()
 }
-
-// TestWrongDriverWithoutDefectPasses checks that the suite passes on the driver that the wrong ones wrap.
-func TestWrongDriverWithoutDefectPasses(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the suite takes seconds, and driver/loopback runs it")
-	}
-	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrongDriver(t).dev }, Bubble(), Load(1), Seeds(100))
-}

@@ -13,7 +13,7 @@ const registrationCount = 1<<16 + 300
 const defaultSeeds = 400
 
 // rejectionCount is the number of times that testRejectedCallLeavesNoObject repeats each rejected call.
-const rejectionCount = 1000
+const rejectionCount = 3 * leastAsked
 
 const (
 	fewerSeeds = 1

@@ -14,17 +14,22 @@ var correctDrivers = []struct {
 	alter func(d *wrongDriver)
 }{
 	{"smallest", func(d *wrongDriver) { setDeviceLimits(d, 1, 16, 256) }},
-	{"small", func(d *wrongDriver) { setDeviceLimits(d, 2, 32, 512) }},
-	{"few queue pairs", func(d *wrongDriver) {
+	{"small, with few queue pairs", func(d *wrongDriver) {
+		setDeviceLimits(d, 2, 32, 512)
 		const most = 64
-		d.limits = func(a *ib.DeviceAttr) { a.MaxQP = most }
-		d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
+		limits, createQP := d.limits, d.createQP
+		d.limits = func(a *ib.DeviceAttr) {
+			limits(a)
+			a.MaxQP = most
+		}
+		d.createQP = func(qp ib.QPHandle, init *ib.DriverQPInit) error {
 			if len(cloneList(d, &d.qps)) >= most {
 				return fmt.Errorf("%d queue pairs: %w", most, syscall.ENOMEM)
 			}
-			return nil
+			return createQP(qp, init)
 		}
 	}},
+	{"the wrong drivers without a defect", func(*wrongDriver) {}},
 }
 
 // TestCorrectDriversPass checks that the suite passes on every driver that keeps the contract.
