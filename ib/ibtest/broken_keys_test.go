@@ -136,7 +136,7 @@ var keyDefects = []driverDefect{
 			}
 			d.t.Cleanup(func() { close(stop) })
 		},
-		by: "Errors/RefusedLeavesNothing", says: "too many bytes inline: refused 1000 times, and a goroutine stays",
+		by: "Errors/RefusedLeavesNothing", says: "too many bytes inline: refused 600 times, and a goroutine stays",
 	},
 	{
 		defect: "counts rejected queue pairs in its limit",
