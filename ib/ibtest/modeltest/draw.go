@@ -222,7 +222,7 @@ func (d *callDrawer) planCreation() {
 // planMcastGroups plans members of multicast groups, and address handles of the groups.
 func (d *callDrawer) planMcastGroups(pd model.ID) {
 	for _, c := range slices.Clone(d.calls.todo) {
-		if c, ok := c.(createQP); ok && c.kind == ib.QPTypeUD {
+		if c, ok := c.(createQP); ok && c.kind == ib.QPTypeUD && d.hasLargeGroups() {
 			d.calls.add(attachMcast{c.id, 1 + d.IntN(numGroups), false})
 		}
 	}

@@ -51,11 +51,16 @@ func (d *callDrawer) drawModerateCQ() call {
 
 const numGroups = 2
 
+// hasLargeGroups reports whether the limits of the device permit the groups of all threads, with all their members.
+func (d *callDrawer) hasLargeGroups() bool {
+	return min(d.x.attr.MaxMcastGrp, d.x.attr.MaxMcastQPAttach) >= 16
+}
+
 // drawAttachMcast adds a datagram queue pair to a group, or removes it.
 func (d *callDrawer) drawAttachMcast() call {
 	datagrams := filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.oneInN(50) })
 	qp := pickOne(d, datagrams)
-	if qp == 0 {
+	if qp == 0 || !d.hasLargeGroups() {
 		return nil
 	}
 	c := attachMcast{qp, 1 + d.IntN(numGroups), false}
