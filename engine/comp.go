@@ -138,6 +138,9 @@ func (r *requester) succeed(n int) {
 func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
 	qp.trace.note(traceSendDone, uint32(status))
+	if qp.recorder != nil {
+		qp.recorder.Completed(w.ID)
+	}
 	if !qp.sq.Complete() {
 		qp.ringGone()
 	}

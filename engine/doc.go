@@ -46,7 +46,7 @@
 // once, decoded by the layout, then checked (req.go). The engine holds no pointer to registered memory. Package umem
 // copies in and out, one call for a train rather than for a packet. The data path allocates no memory.
 //
-// When the service dies, the layout's package completes the work requests of its programs with errors (ring.Abandon).
+// When the service dies, the layout's package completes the work requests of its programs with errors (driver/orphan).
 //
 // # Files
 //

@@ -84,8 +84,11 @@ type QP struct {
 	cap    ib.QPCap
 	sq     queue.SendQueue
 	rq     queue.RecvQueue
-	xrcd   *xrcd // only XRC targets
-	srq    *srq  // has the receives instead of rq; may be nil
+
+	recorder queue.Recorder // sq, if it is one; otherwise nil
+
+	xrcd *xrcd // only XRC targets
+	srq  *srq  // has the receives instead of rq; may be nil
 
 	lane *lane // shared by the queue pairs of a program; other queue pairs and XRC targets have their own
 
@@ -219,6 +222,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 func (qp *QP) makeQueues(c *ib.QPCap, u *ib.Udata) (err error) {
 	if qp.ctx != nil {
 		qp.sq, qp.rq, err = qp.ctx.queues.CreateQP(qp.typ, c, hasReceiveQueue(qp), u)
+		qp.recorder, _ = qp.sq.(queue.Recorder)
 	} else {
 		qp.sq, qp.rq = queue.NewSend(c), queue.NewReceive(int(c.MaxRecvWR), c.MaxRecvSGE)
 		c.MaxSendWR = uint32(qp.sq.Capacity())

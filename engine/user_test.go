@@ -13,10 +13,11 @@ import (
 	"time"
 	"unsafe"
 
-	"verbena/driver/rxe/ring"
+	"verbena/driver/orphan"
 	"verbena/ib"
 	ibcheck "verbena/ib/check"
 	"verbena/ib/weak"
+	"verbena/internal/queuedir"
 	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/uapi"
@@ -661,7 +662,7 @@ func abandonPath(path string) error {
 		return err
 	}
 	defer f.Close()
-	return ring.Abandon(f)
+	return orphan.Flush(f)
 }
 
 // TestAbandon tests that after the death of the service the program gets a flush error for each outstanding request.
@@ -702,7 +703,7 @@ func TestAbandonManyAndResized(t *testing.T) {
 	u := newUser(b, userCap)
 	var more []*ib.QP
 	var lastRecv uapi.MMInfo
-	for range ring.DirectoryPageSize/uapi.SizeOf[ring.Entry]() + 3 {
+	for range queuedir.PageSize/uapi.SizeOf[queuedir.Entry]() + 3 {
 		data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC}, data)
 		check(t, err)

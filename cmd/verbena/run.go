@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/driver/rxe/ring"
+	"verbena/driver/orphan"
 	"verbena/internal/confine"
 	"verbena/internal/ctl"
 	"verbena/internal/shm"
@@ -423,7 +423,7 @@ func interpreterOf(path string) string {
 func abandonQueueFiles(files []*os.File) error {
 	errs := []error{failDoorbells(files)}
 	for _, f := range files {
-		errs = append(errs, ring.Abandon(f))
+		errs = append(errs, orphan.Flush(f))
 		f.Close()
 	}
 	return errors.Join(errs...)

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"testing"
 
-	"verbena/driver/rxe/ring"
+	"verbena/internal/queuedir"
 	"verbena/internal/quota"
 	"verbena/internal/shm"
 )
@@ -39,7 +39,7 @@ func TestAbandonFailsDoorbells(t *testing.T) {
 		}
 		programs, queues = append(programs, program), append(queues, q)
 	}
-	if err := abandonQueueFiles(queues); !errors.Is(err, ring.ErrNotQueues) {
+	if err := abandonQueueFiles(queues); !errors.Is(err, queuedir.ErrNotQueues) {
 		t.Errorf("abandon: got %v, want ErrNotQueues", err)
 	}
 	for _, p := range programs {

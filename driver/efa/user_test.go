@@ -28,7 +28,9 @@ var ibuser = ib.ForUser(gate.NewKey())
 const (
 	grhLen = roce.GRHLen
 	depth  = 4 // requests in each queue
-	qkey   = 0x1111
+	// entries is the size of the completion queue.
+	entries = 16
+	qkey    = 0x1111
 )
 
 // program is a user process with a queue pair, and the user context as which the driver sees it.
@@ -48,7 +50,7 @@ type program struct {
 	addr       uint64
 	sq, rq     []byte
 	page       []byte
-	entries    []byte
+	cqes       []byte
 	sent       uint16
 	holds      bool // post does not ring the doorbell
 	received   uint16
@@ -124,10 +126,10 @@ func newProgram(t testing.TB, net *simnet.Net, addr string, typ ib.QPType, chang
 		Access: ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead})
 	p.check(err)
 	u := udata(p, &abi.CreateCQ{CQEntrySize: 32, NumSubCQs: 1})
-	p.cq, err = ibuser.CreateCQ(d.IB(), ib.CQInit{Entries: 16, Event: func(*ib.CQ, ib.EventType) {}}, u)
+	p.cq, err = ibuser.CreateCQ(d.IB(), ib.CQInit{Entries: entries, Event: func(*ib.CQ, ib.EventType) {}}, u)
 	p.check(err)
 	cresp, _ := uapi.Decode[abi.CreateCQResp](u.Out[:u.N])
-	p.entries = p.mmap(cresp.QMmapKey)
+	p.cqes = p.mmap(cresp.QMmapKey)
 	p.qp, u, err = p.newQP(typ)
 	p.check(err)
 	resp, _ := uapi.Decode[abi.CreateQPResp](u.Out[:u.N])
@@ -239,14 +241,17 @@ func (p *program) recv(id uint16, off, n int) {
 	p.ring(64, p.received)
 }
 
+// hasCompletion reports whether the phase bit shows a completion.
+func (p *program) hasCompletion() bool {
+	word := sharedWord(p.cqes, p.polled%entries*32)
+	return uint8(atomic.LoadUint32(word)>>24)&1 == uint8(1-p.polled/entries%2)
+}
+
 // poll waits for a completion, which it finds by the phase bit.
 func (p *program) poll() (c abi.RXCDesc) {
 	p.t.Helper()
-	slots := 16
-	phase := uint8(1 - p.polled/slots%2)
-	word := sharedWord(p.entries, p.polled%slots*32)
-	testutil.Eventually(p.t, "a completion", func() bool { return uint8(atomic.LoadUint32(word)>>24)&1 == phase })
-	c, _ = uapi.Decode[abi.RXCDesc](p.entries[p.polled%slots*32:])
+	testutil.Eventually(p.t, "a completion", p.hasCompletion)
+	c, _ = uapi.Decode[abi.RXCDesc](p.cqes[p.polled%entries*32:])
 	p.polled++
 	if c.Common.QPNum != uint16(p.qp.Num()) {
 		p.t.Errorf("completion: got queue pair %d, want %d", c.Common.QPNum, p.qp.Num())

@@ -149,6 +149,12 @@ type CompletionQueue interface {
 	Free()
 }
 
+// Recorder is a SendQueue that records the requests in flight, for the time after the service's death.
+type Recorder interface {
+	// Completed records that a taken request is no longer in flight. Completed is for the consumer.
+	Completed(id uint64)
+}
+
 // Armer is a CompletionQueue that programs arm by a store.
 type Armer interface {
 	// Armed reports whether the completion that was added last is due for an event. Armed is for the producer.

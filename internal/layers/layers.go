@@ -39,13 +39,14 @@ var layers = []layerRow{
 	{"queues of programs on any low-level driver", []string{"driver/relay"}},
 	{"the engine of low-level drivers; causes of failures", []string{"engine", "explain"}},
 	{"what a service needs of a driver", []string{"driver"}},
-	{"layouts of queues in shared memory", []string{"driver/rxe/layout", "driver/efa/layout"}},
+	{"layouts of queues in shared memory; their flush without a service",
+		[]string{"driver/rxe/layout", "driver/efa/layout", "driver/orphan"}},
 	{"queues in decoded form", []string{"engine/queue"}},
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
 	{"checked mode of the midlayer; the least convenient device", []string{"ib/check", "ib/weak"}},
 	{"the midlayer", []string{"ib"}},
 	{"the protocol as values; shared rings; sockets, faults, simulated networks",
-		[]string{"engine/transport", "driver/rxe/ring", "link"}},
+		[]string{"engine/transport", "driver/rxe/ring", "driver/efa/ring", "link"}},
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 

@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,9 +15,8 @@ import (
 	"verbena/test/pyverbs"
 )
 
-// efaOrder posts a READ of 1 MB and then a SEND of 8 bytes on a queue pair of SRD, and prints the order of the
-// completions: 2 is the SEND.
-const efaOrder = `
+// efaEnds makes two queue pairs of SRD, and an address handle of the device.
+const efaEnds = `
 import sys, pyverbs.enums as e, pyverbs.providers.efa.efadv as efa
 from pyverbs.device import Context
 from pyverbs.pd import PD
@@ -34,6 +35,10 @@ def end():
     return qp
 a, b = end(), end()
 ah = AH(pd, attr=AHAttr(gr=GlobalRoute(dgid=c.query_gid(1, 0), sgid_index=0), is_global=1, port_num=1))
+`
+
+// efaOrder posts a READ of 1 MB and then a SEND of 8 bytes, and prints the order of the completions: 2 is the SEND.
+const efaOrder = efaEnds + `
 b.post_recv(RecvWR(sg=[SGE(mr.buf, 8, mr.lkey)], num_sge=1, wr_id=9))
 for size in n, 8:
     a.wr_start(); a.wr_id = 1 if size == n else 2; a.wr_flags = e.IBV_SEND_SIGNALED
@@ -45,6 +50,49 @@ while len(got) < 3:
 assert all(w.status == 0 for w in got), [(w.wr_id, w.status) for w in got]
 print([w.wr_id for w in got if w.wr_id != 9])
 `
+
+// efaOutstanding posts receives, and SENDs to a queue pair without receives. It prints the flushed requests.
+const efaOutstanding = efaEnds + `
+for i in range(3):
+    a.wr_start(); a.wr_id = i; a.wr_flags = e.IBV_SEND_SIGNALED; a.wr_send()
+    a.wr_set_ud_addr(ah, b.qp_num, 1); a.wr_set_sge(SGE(mr.buf, 8, mr.lkey)); a.wr_complete()
+    a.post_recv(RecvWR(sg=[SGE(mr.buf, 8, mr.lkey)], num_sge=1, wr_id=10 + i))
+print('ready', flush=True)
+got = []
+while len(got) < 6:
+    got += cq.poll(16)[1]
+print(sorted(w.wr_id for w in got if w.status == e.IBV_WC_WR_FLUSH_ERR))
+`
+
+// TestKilledServiceFlushesEFA tests that a polling program gets a flush error for each request in flight when its
+// service is killed.
+func TestKilledServiceFlushesEFA(t *testing.T) {
+	t.Parallel()
+	const python = "/usr/bin/python3"
+	needCondition(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil,
+		"python3-pyverbs: scripts/deps installs it")
+	w := startService(t, testUsers()[0], "", "--link", "efa0="+unusedAddr()+",personality=efa")
+	cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", python, "-c", efaOutstanding, "efa0")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	read := bufio.NewReader(out)
+	if line, err := read.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("program: got %q, %v, want ready", line, err)
+	}
+	if err := w.serve.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(read)
+	if want := "[0, 1, 2, 10, 11, 12]\n"; string(rest) != want {
+		t.Errorf("flushed requests: got %q, %v, want %q", rest, err, want)
+	}
+	_ = cmd.Wait()
+}
 
 // runEFAPyverbs runs rdma-core's own tests of the provider efa. Every test must pass, but that of the source GID in
 // completions, which the device lacks.

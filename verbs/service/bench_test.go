@@ -45,7 +45,7 @@ func newTestEnd(tb testing.TB, s *service.Service, memory int) *testEnd {
 			tb.Fatal(err)
 		}
 	}
-	d, err := s.Open("")
+	d, err := s.Open("rxe0")
 	must(err)
 	tb.Cleanup(func() { d.Close() })
 	pd, err := d.AllocPD()

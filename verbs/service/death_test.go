@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"verbena/driver"
+	"verbena/driver/efa"
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/leaktest"
@@ -33,8 +34,9 @@ func TestMain(m *testing.M) {
 }
 
 func serveUntilKilled(socket string) {
-	srv, err := server.New(server.Options{Drivers: []driver.Driver{&rxe.Driver{}},
-		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}}}})
+	srv, err := server.New(server.Options{Drivers: []driver.Driver{&rxe.Driver{}, &efa.Driver{}},
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}},
+			{Name: "efa0", Personality: "efa", Addrs: []string{"127.91.13.7"}}}})
 	if err == nil {
 		var l *server.Listener
 		if l, err = server.Listen(ctl.Location{Socket: socket}, nil); err == nil {
@@ -165,5 +167,51 @@ func TestKilledServiceEndsWaits(t *testing.T) {
 	}
 	if err := x.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("PostSend: %v, want EIO", err)
+	}
+}
+
+// TestKilledServiceFlushesSRD kills the service. Requests of SRD in flight, and receives, must be flushed.
+func TestKilledServiceFlushesSRD(t *testing.T) {
+	s, kill := startService(t)
+	d, err := s.Open("efa0")
+	must(t, err)
+	defer d.Close()
+	pd, err := d.AllocPD()
+	must(t, err)
+	mr, err := pd.Alloc(4096, verbs.LocalWrite)
+	must(t, err)
+	cq, err := d.CreateCQ(16, nil)
+	must(t, err)
+	var qps [2]*verbs.QP
+	for i := range qps {
+		qps[i], err = pd.CreateQP(verbs.QPInit{Type: verbs.SRD, SendCQ: cq, RecvCQ: cq, SendWRs: 4, RecvWRs: 4})
+		must(t, err)
+		must(t, qps[i].Activate(verbs.Path{}))
+	}
+	peer, err := qps[1].Local()
+	must(t, err)
+	ah, err := pd.CreateAH(verbs.AHAttr{GID: peer.GID})
+	must(t, err)
+	want := map[uint64]bool{}
+	for id := range uint64(3) { // the peer has no receives
+		must(t, qps[0].PostSend(&verbs.SendWR{ID: id, Opcode: verbs.Send, Flags: verbs.Signaled, Local: mr.SGE(0, 8),
+			To: verbs.Datagram{AH: ah, QPN: peer.QPN, QKey: peer.QKey}}))
+		must(t, qps[0].PostRecv(&verbs.RecvWR{ID: 10 + id, Local: mr.SGE(0, 8)}))
+		want[id], want[10+id] = true, true
+	}
+	kill()
+	wc := make([]verbs.WC, 16)
+	for deadline := time.Now().Add(10 * time.Second); len(want) > 0 && time.Now().Before(deadline); {
+		n, err := cq.Poll(wc)
+		must(t, err)
+		for i := range n {
+			if wc[i].Status != verbs.Flushed || !want[wc[i].ID] {
+				t.Errorf("completion: got %+v, want a flush error, once", wc[i])
+			}
+			delete(want, wc[i].ID)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("requests %v: got no completion, want a flush error", want)
 	}
 }

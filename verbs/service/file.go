@@ -11,11 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	rings "verbena/driver/rxe/ring"
+	"verbena/driver/orphan"
 	"verbena/internal/ctl"
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/shm"
-	"verbena/uapi"
 	"verbena/verbs/internal/transport"
 )
 
@@ -28,7 +27,6 @@ var errDeviceRemoved = fmt.Errorf("the device has been removed: %w", syscall.EIO
 // deviceFile is an open device. (transport.Transport)
 type deviceFile struct {
 	*session
-	driver   uapi.DriverID
 	queues   *os.File
 	doorbell int           // an eventfd
 	watched  chan struct{} // closed when watch has returned
@@ -47,11 +45,11 @@ type deviceFile struct {
 }
 
 func openFile(loc ctl.Location, name string) (_ transport.Transport, err error) {
-	x, opened, fds, err := dialFile(loc, name, devfile.Opened-devfile.QueueFile)
+	x, _, fds, err := dialFile(loc, name, devfile.Opened-devfile.QueueFile)
 	if err != nil {
 		return nil, err
 	}
-	f := &deviceFile{session: x, driver: uapi.DriverID(opened.Driver), watched: make(chan struct{})}
+	f := &deviceFile{session: x, watched: make(chan struct{})}
 	f.queues, f.doorbell = os.NewFile(uintptr(fds[0]), "queues"), fds[devfile.Doorbell-devfile.QueueFile]
 	f.events.byNumber = map[uint32]int{}
 	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE,
@@ -81,8 +79,8 @@ func (f *deviceFile) watchService() {
 	f.dead.Store(true)
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	if !f.closed && f.driver == uapi.DriverRXE {
-		_ = rings.Abandon(f.queues)
+	if !f.closed {
+		_ = orphan.Flush(f.queues)
 	}
 }
 

@@ -8,8 +8,10 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/driver/efa/ring"
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/internal/queuedir"
 	"verbena/uapi"
 	"verbena/uapi/efa"
 	"verbena/uapi/verb"
@@ -24,11 +26,6 @@ const (
 	maxDesc = 1 << 15 // descriptors in a receive queue
 
 	subCQs = 1 // arrays in a completion queue
-
-	rxDescSize = 16
-
-	// sendDoorbell and recvDoorbell are offsets in the page of a queue pair, in different cache lines.
-	sendDoorbell, recvDoorbell = 0, 64
 )
 
 // The identity of the adapter. The part is the first generation with RDMA READ and WRITE.
@@ -62,10 +59,9 @@ func (Layout) Limits() queue.Limits {
 
 // Memory implements queue.Layout.
 func (Layout) Memory(wr uint32, cqe int) (context, work, completions uint64) {
-	slots := slotsFor(int(wr))
-	page := os.Getpagesize()
-	work = uint64(page + pages(slots*efa.TXWQE128Size) + pages(slotsFor(int(wr)*maxSGE)*rxDescSize))
-	return 0, work, uint64(page + pages(slotsFor(cqe)*entrySizeEx))
+	r := ring.Region{SendSlots: uint32(slotsFor(int(wr))), SendWQE: efa.TXWQE128Size,
+		RecvSlots: uint32(slotsFor(int(wr) * maxSGE))}
+	return queuedir.PageSize, uint64(r.Size()), uint64(os.Getpagesize() + pages(slotsFor(cqe)*entrySizeEx))
 }
 
 // slotsFor returns the least power of two that is at least n.
@@ -160,17 +156,24 @@ func (Layout) OpenProgram(u *ib.Udata) (queue.Program, error) {
 		InlineBufSize:     efa.IOTXDescInlineMaxSize, InlineBufSizeEx: efa.IOTXDescInlineMaxSize128,
 		MaxLLQSize: maxWR * efa.TXWQESize,
 	})
-	return &program{alloc: u.Context.AllocShared}, nil
+	p := &program{alloc: u.Context.AllocShared}
+	var err error
+	if p.dir, err = queuedir.New(queuedir.EFA, func(size int) (queuedir.Memory, error) {
+		s, err := p.alloc(size)
+		return queuedir.Memory(s), err
+	}); err != nil {
+		return nil, fmt.Errorf("directory of queue pairs: %w", err)
+	}
+	return p, nil
 }
 
 // program makes the queues of a user context.
 type program struct {
 	alloc func(size int) (ib.Shared, error)
+	dir   *queuedir.Directory
 
-	mu   sync.Mutex
-	cqs  uint16 // completion queues made so far
-	free []int  // indices of queue pairs
-	next int
+	mu  sync.Mutex
+	cqs uint16 // completion queues made so far
 }
 
 // CreateQP implements queue.Program. (efa_create_qp)
@@ -195,7 +198,7 @@ func (p *program) CreateQP(typ ib.QPType, c *ib.QPCap, hasRecv bool, u *ib.Udata
 	if slot == efa.TXWQE128Size {
 		room = efa.IOTXDescInlineMaxSize128
 	}
-	descs := cmd.RQRingSize / rxDescSize
+	descs := cmd.RQRingSize / ring.RXDescSize
 	switch {
 	case !hasRecv:
 		return fail("queue pair with a shared receive queue")
@@ -205,28 +208,32 @@ func (p *program) CreateQP(typ ib.QPType, c *ib.QPCap, hasRecv bool, u *ib.Udata
 		return nil, nil, fmt.Errorf("queue pair with flags %#x: %w", cmd.Flags, syscall.EOPNOTSUPP)
 	case c.MaxSendWR&(c.MaxSendWR-1) != 0 || cmd.SQRingSize != c.MaxSendWR*slot:
 		return fail("send queue of %d requests in %d bytes", c.MaxSendWR, cmd.SQRingSize)
-	case cmd.RQRingSize != descs*rxDescSize || descs&(descs-1) != 0 || descs > maxDesc || descs < c.MaxRecvWR:
+	case cmd.RQRingSize != descs*ring.RXDescSize || descs&(descs-1) != 0 || descs > maxDesc || descs < c.MaxRecvWR:
 		return fail("receive queue of %d requests in %d bytes", c.MaxRecvWR, cmd.RQRingSize)
 	case c.MaxInlineData > room:
 		return fail("%d bytes inline in slots of %d", c.MaxInlineData, slot)
 	}
-	page, sendBytes, recvBytes := os.Getpagesize(), pages(int(cmd.SQRingSize)), pages(int(cmd.RQRingSize))
+	parts := ring.Region{SendSlots: c.MaxSendWR, SendWQE: slot, RecvSlots: descs}
 	r := &region{}
-	if r.shared, err = p.alloc(page + sendBytes + recvBytes); err != nil {
+	if r.shared, err = p.alloc(parts.Size()); err != nil {
 		return nil, nil, fmt.Errorf("queues of %d and %d bytes: %w", cmd.SQRingSize, cmd.RQRingSize, err)
 	}
-	doorbells, key := r.part(page)
+	doorbells, key := r.part(parts.Doorbells())
 	sq := &sendQueue{
-		counts: counts{page: doorbells, at: sendDoorbell, slots: c.MaxSendWR}, size: int(slot), room: room,
-		sges: c.MaxSendSGE, region: r,
+		counts: counts{page: doorbells, at: ring.SendDoorbell, slots: c.MaxSendWR, copyAt: ring.SendTaken}, size: int(slot),
+		room: room, sges: c.MaxSendSGE, parts: parts, region: r,
 	}
-	rq := &recvQueue{counts: counts{page: doorbells, at: recvDoorbell, slots: descs}, sges: c.MaxRecvSGE}
+	rq := &recvQueue{
+		counts: counts{page: doorbells, at: ring.RecvDoorbell, slots: descs, copyAt: ring.RecvTaken}, sges: c.MaxRecvSGE,
+	}
 	resp := efa.CreateQPResp{
-		RQDBOffset: recvDoorbell, SQDBOffset: sendDoorbell, RQMmapSize: uint64(recvBytes), RQDBMmapKey: key,
+		RQDBOffset: ring.RecvDoorbell, SQDBOffset: ring.SendDoorbell, RQMmapSize: uint64(parts.Recv()), RQDBMmapKey: key,
 		SQDBMmapKey: key,
 	}
-	sq.mem, resp.LLQDescMmapKey = r.part(sendBytes)
-	rq.mem, resp.RQMmapKey = r.part(recvBytes)
+	sq.mem, resp.LLQDescMmapKey = r.part(parts.Send())
+	rq.mem, resp.RQMmapKey = r.part(parts.Recv())
+	sq.record, _ = r.part(parts.Record())
+	rq.record = sq.record
 	respond(u, &resp)
 	return sq, rq, nil
 }
@@ -297,22 +304,36 @@ func (p *program) RespondAH(num uint32, u *ib.Udata) {
 	respond(u, &efa.CreateAHResp{EFAAddressHandle: uint16(num)})
 }
 
-// List implements queue.Program. There is no list in the memory of the program: requests do not complete after the
-// service's death.
-func (p *program) List(*queue.Queues) (index int, err error) {
-	if n := len(p.free); n > 0 {
-		index, p.free = p.free[n-1], p.free[:n-1]
-		return index, nil
+// List implements queue.Program.
+func (p *program) List(q *queue.Queues) (index int, err error) {
+	if index, err = p.dir.Add(entry(q)); err != nil {
+		return 0, fmt.Errorf("directory of queue pairs: %w", err)
 	}
-	p.next++
-	return p.next - 1, nil
+	return index, nil
 }
 
 // Update implements queue.Program.
-func (p *program) Update(int, *queue.Queues) {}
+func (p *program) Update(index int, q *queue.Queues) { p.dir.Set(index, entry(q)) }
 
 // Unlist implements queue.Program.
-func (p *program) Unlist(index int) { p.free = append(p.free, index) }
+func (p *program) Unlist(index int) { p.dir.Remove(index) }
 
 // Close implements queue.Program.
-func (p *program) Close() {}
+func (p *program) Close() { p.dir.Free() }
+
+// entry returns the present locations of the queues.
+func entry(q *queue.Queues) queuedir.Entry {
+	e := queuedir.Entry{QPN: q.QPN, SendCQ: locationOf(q.SendCQ), RecvCQ: locationOf(q.RecvCQ)}
+	if sq, ok := q.Send.(*sendQueue); ok {
+		e.SQ, e.RQ = sq.parts.Locations(sq.region.shared.Offset)
+	}
+	return e
+}
+
+// locationOf returns the location of a completion queue; zero for a queue of another layout or none.
+func locationOf(q queue.CompletionQueue) (at queuedir.Location) {
+	if q, ok := q.(*completionQueue); ok {
+		at = queuedir.Location{Offset: q.region.shared.Offset, Mask: q.slots - 1, Shift: uint32(bits.Len(uint(q.size) - 1))}
+	}
+	return at
+}

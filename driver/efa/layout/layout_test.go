@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/driver/efa/ring"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
@@ -81,7 +82,7 @@ var testCap = ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 2, MaxRecvSGE: 2,
 func newPair(t testing.TB, slot int, c ib.QPCap) *pair {
 	t.Helper()
 	p, q := openProcess(t)
-	cmd := efa.CreateQP{SQRingSize: c.MaxSendWR * uint32(slot), RQRingSize: c.MaxRecvWR * c.MaxRecvSGE * rxDescSize}
+	cmd := efa.CreateQP{SQRingSize: c.MaxSendWR * uint32(slot), RQRingSize: c.MaxRecvWR * c.MaxRecvSGE * ring.RXDescSize}
 	u := &ib.Udata{Context: p, In: uapi.AppendTo(nil, &cmd), Out: make([]byte, 64)}
 	sq, rq, err := q.CreateQP(ib.QPTypeUD, &c, true, u)
 	if err != nil {
@@ -113,7 +114,7 @@ func (x *pair) postSend(m efa.TXMetaDesc, data []byte, ring bool) {
 
 func (x *pair) postRecv(list ...efa.RXDesc) {
 	for _, d := range list {
-		uapi.Encode(x.recv[int(x.descs&x.recvMask)*rxDescSize:], &d)
+		uapi.Encode(x.recv[int(x.descs&x.recvMask)*ring.RXDescSize:], &d)
 		x.descs++
 	}
 	x.bell.store(int(x.resp.RQDBOffset), uint32(x.descs))
@@ -363,8 +364,8 @@ func TestCreateQPIsChecked(t *testing.T) {
 		if _, _, err := q.CreateQP(ib.QPTypeUD, &limits, true, u); !errors.Is(err, c.want) {
 			t.Errorf("%s: got %v, want %v", name, err, c.want)
 		}
-		if c.want != nil && len(p.areas) != 0 {
-			t.Errorf("%s: got %d areas of memory, want none", name, len(p.areas))
+		if c.want != nil && len(p.areas) != 1 { // that of the directory
+			t.Errorf("%s: got %d areas of memory, want none of the queues", name, len(p.areas)-1)
 		}
 		u = &ib.Udata{Context: p, In: append(uapi.AppendTo(nil, &good), 1), Out: make([]byte, 64)}
 		if _, _, err := q.CreateQP(ib.QPTypeUD, &limits, true, u); !errors.Is(err, syscall.EOPNOTSUPP) {
@@ -477,9 +478,9 @@ func TestArmed(t *testing.T) {
 func TestMemoryCovers(t *testing.T) {
 	c := ib.QPCap{MaxSendWR: maxWR, MaxRecvWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE}
 	x := newPair(t, efa.TXWQE128Size, c)
-	_, work, _ := Layout{}.Memory(maxWR, maxCQE)
-	if x.end != work {
-		t.Errorf("queues of %d requests: got %d bytes, want %d", maxWR, x.end, work)
+	context, work, _ := Layout{}.Memory(maxWR, maxCQE)
+	if x.end != context+work {
+		t.Errorf("queues of %d requests: got %d bytes, want %d", maxWR, x.end, context+work)
 	}
 	x.sq.Free()
 	x.rq.Free()
@@ -550,9 +551,9 @@ func TestMemoryTakenAway(t *testing.T) {
 	}
 	defer unix.Munmap(mem)
 	m := memory{mem}
-	c := counts{page: m, slots: 4}
-	sq := &sendQueue{counts: counts{page: m, slots: 4}, mem: m, size: efa.TXWQESize}
-	rq := &recvQueue{counts: counts{page: m, slots: 4}, mem: m, sges: 1}
+	c := counts{page: m, slots: 4, record: m}
+	sq := &sendQueue{counts: counts{page: m, slots: 4, record: m}, mem: m, size: efa.TXWQESize}
+	rq := &recvQueue{counts: counts{page: m, slots: 4, record: m}, mem: m, sges: 1}
 	cq := &completionQueue{mem: m, doorbell: m, size: entrySize, slots: 4}
 	if n, ok := c.posted(); n != 0 || !ok {
 		t.Errorf("posted: got %d, %v, want 0 and true", n, ok)

@@ -5,45 +5,42 @@ import (
 	"sync/atomic"
 
 	"verbena/ib"
+	"verbena/internal/memfault"
 )
 
 // memory is memory that is shared with a program. An access to pages that the program has taken away faults; then ok is
 // false.
 type memory struct{ mem []byte }
 
-// survive ends an access: after a fault, the function that has deferred survive returns with its results as they are.
-func survive(panicOnFault bool) {
-	debug.SetPanicOnFault(panicOnFault)
-	if e := recover(); e != nil {
-		if _, fault := e.(interface{ Addr() uintptr }); !fault {
-			panic(e)
-		}
-	}
-}
-
 // load returns a word that the program may change.
 func (m *memory) load(at int) (v uint32, ok bool) {
-	defer survive(debug.SetPanicOnFault(true))
+	defer memfault.Survive(debug.SetPanicOnFault(true))
 	return atomic.LoadUint32(m.wordAt(at)), true
 }
 
 // store writes a word.
 func (m *memory) store(at int, v uint32) (ok bool) {
-	defer survive(debug.SetPanicOnFault(true))
+	defer memfault.Survive(debug.SetPanicOnFault(true))
 	atomic.StoreUint32(m.wordAt(at), v)
 	return true
 }
 
+// clear fills the memory behind an offset with zeros.
+func (m *memory) clear(at int) {
+	defer memfault.Survive(debug.SetPanicOnFault(true))
+	clear(m.mem[at:])
+}
+
 // read copies bytes out.
 func (m *memory) read(at int, dst []byte) (ok bool) {
-	defer survive(debug.SetPanicOnFault(true))
+	defer memfault.Survive(debug.SetPanicOnFault(true))
 	copy(dst, m.mem[at:])
 	return true
 }
 
 // publish writes an entry. The first word makes the entry valid.
 func (m *memory) publish(at int, first uint32, rest []byte) (ok bool) {
-	defer survive(debug.SetPanicOnFault(true))
+	defer memfault.Survive(debug.SetPanicOnFault(true))
 	copy(m.mem[at+4:], rest)
 	atomic.StoreUint32(m.wordAt(at), first)
 	return true

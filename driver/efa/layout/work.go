@@ -3,6 +3,7 @@ package layout
 import (
 	"sync/atomic"
 
+	"verbena/driver/efa/ring"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
@@ -11,12 +12,17 @@ import (
 
 // counts are the positions of a work queue. They count without end; the program writes the low 16 bits of its own.
 type counts struct {
-	page  memory // doorbells
-	at    int    // offset of the program's count in page
-	slots uint32
-	taken atomic.Uint32 // slots of requests that were taken; written by the consumer
-	done  atomic.Uint32 // slots that are the program's again; written by the consumer
+	page   memory // doorbells
+	at     int    // offset of the program's count in page
+	slots  uint32
+	taken  atomic.Uint32 // slots of requests that were taken; written by the consumer
+	done   atomic.Uint32 // slots that are the program's again; written by the consumer
+	record memory        // see package ring
+	copyAt int           // offset of the copy of taken in record
 }
+
+// take takes slots.
+func (c *counts) take(n uint32) { c.record.store(c.copyAt, c.taken.Add(n)) }
 
 // posted returns the number of slots that are posted and not taken. ok is false if the memory is gone, or if the
 // program announces more than the queue has.
@@ -37,6 +43,7 @@ func (c *counts) posted() (n uint32, ok bool) {
 func (c *counts) discard() (ok bool) {
 	c.taken.Store(0)
 	c.done.Store(0)
+	c.record.store(c.copyAt, 0)
 	return c.page.store(c.at, 0) // a library begins anew after RESET
 }
 
@@ -48,14 +55,24 @@ type sendQueue struct {
 	room   uint32 // bytes of inline data of a SEND
 	sges   uint32
 	buf    [efa.TXWQE128Size]byte // the consumer's copy of a slot
-	region *region                // memory of both queues and the doorbells
+	next   uint16                 // identifier of the next request that Take takes
+	parts  ring.Region
+	region *region // memory of both queues, the doorbells and the record
 }
+
+var _ queue.Recorder = (*sendQueue)(nil)
 
 // Capacity implements queue.WorkQueue.
 func (q *sendQueue) Capacity() int { return int(q.slots) }
 
 // Take implements queue.WorkQueue.
-func (q *sendQueue) Take() { q.taken.Add(1) }
+func (q *sendQueue) Take() {
+	q.record.store(q.parts.Word(q.next), ring.InFlight|uint32(q.next))
+	q.take(1)
+}
+
+// Completed implements queue.Recorder.
+func (q *sendQueue) Completed(id uint64) { q.record.store(q.parts.Word(uint16(id)), 0) }
 
 // Complete implements queue.WorkQueue.
 func (q *sendQueue) Complete() (ok bool) {
@@ -67,7 +84,10 @@ func (q *sendQueue) Complete() (ok bool) {
 func (q *sendQueue) Waiting() (n uint32, ok bool) { return q.posted() }
 
 // Discard implements queue.WorkQueue.
-func (q *sendQueue) Discard() (ok bool) { return q.discard() }
+func (q *sendQueue) Discard() (ok bool) {
+	q.record.clear(ring.Words)
+	return q.discard()
+}
 
 // Free implements queue.WorkQueue.
 func (q *sendQueue) Free() { q.region.shared.Free() }
@@ -97,7 +117,9 @@ func (q *sendQueue) Fetch(n int, w *queue.Send) (found, ok bool) {
 	if !q.mem.read(int((q.taken.Load()+uint32(n))&(q.slots-1))*q.size, b) {
 		return false, false
 	}
-	q.decode(w, b)
+	if q.decode(w, b); n == 0 {
+		q.next = uint16(w.ID)
+	}
 	return true, true
 }
 
@@ -172,7 +194,7 @@ type recvQueue struct {
 	counts
 	mem     memory
 	sges    uint32
-	buf     [rxDescSize]byte
+	buf     [ring.RXDescSize]byte
 	fetched uint32 // descriptors of the next request
 }
 
@@ -180,7 +202,7 @@ type recvQueue struct {
 func (q *recvQueue) Capacity() int { return int(q.slots) }
 
 // Take implements queue.WorkQueue.
-func (q *recvQueue) Take() { q.taken.Add(q.fetched) }
+func (q *recvQueue) Take() { q.take(q.fetched) }
 
 // Complete implements queue.WorkQueue. The engine completes a receive before it takes the next one.
 func (q *recvQueue) Complete() (ok bool) {
@@ -231,7 +253,7 @@ func (q *recvQueue) Fetch(n int, w *queue.Recv) (found, ok bool) {
 func (q *recvQueue) decode(w *queue.Recv, at, most uint32) (used uint32, ok bool) {
 	*w = queue.Recv{SGEs: w.SGEs[:0]}
 	for used < min(most, max(q.sges, 1)) {
-		if !q.mem.read(int((q.taken.Load()+at+used)&(q.slots-1))*rxDescSize, q.buf[:]) {
+		if !q.mem.read(int((q.taken.Load()+at+used)&(q.slots-1))*ring.RXDescSize, q.buf[:]) {
 			return 0, false
 		}
 		d, _ := uapi.Decode[efa.RXDesc](q.buf[:])

@@ -8,6 +8,7 @@ import (
 	"verbena/driver/rxe/ring"
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/internal/queuedir"
 	"verbena/uapi"
 )
 
@@ -30,7 +31,7 @@ const (
 	abiVersion = 2 // RXE_UVERBS_ABI_VERSION
 )
 
-// ring.Abandon completes the work requests of all such rings.
+// ring.Flush completes the work requests of all such rings.
 var (
 	_ [ring.MaxSlotBytes - max(maxSendWQESize, maxRecvWQESize)]struct{}
 	_ [ring.MaxSlots - (max(maxCQE, maxWR) + 1)]struct{}
@@ -56,7 +57,7 @@ func (Layout) Traits() queue.Traits { return queue.Traits{} }
 // Memory implements queue.Layout.
 func (Layout) Memory(wr uint32, cqe int) (context, work, completions uint64) {
 	work = ringMemory(int(wr), maxSendWQESize) + ringMemory(int(wr), maxRecvWQESize)
-	return ring.DirectoryPageSize, work, ringMemory(cqe, uapi.RXECQESize)
+	return queuedir.PageSize, work, ringMemory(cqe, uapi.RXECQESize)
 }
 
 // ringMemory returns the shared memory of a ring in bytes.
@@ -72,7 +73,7 @@ func (Layout) OpenProgram(u *ib.Udata) (queue.Program, error) {
 		return ring.Memory(s), err
 	}}
 	var err error
-	if p.dir, err = ring.NewDirectory(p.alloc); err != nil {
+	if p.dir, err = queuedir.New(queuedir.RXE, p.alloc); err != nil {
 		return nil, fmt.Errorf("directory of queue pairs: %w", err)
 	}
 	return p, nil
@@ -81,7 +82,7 @@ func (Layout) OpenProgram(u *ib.Udata) (queue.Program, error) {
 // program makes the rings of a user context.
 type program struct {
 	alloc ring.Alloc
-	dir   *ring.Directory
+	dir   *queuedir.Directory
 }
 
 // hasRoom returns EINVAL if the response has no room for an R.
@@ -192,8 +193,8 @@ func (p *program) Unlist(index int) { p.dir.Remove(index) }
 func (p *program) Close() { p.dir.Free() }
 
 // entry returns the present locations of the rings.
-func entry(q *queue.Queues) ring.Entry {
-	return ring.Entry{
+func entry(q *queue.Queues) queuedir.Entry {
+	return queuedir.Entry{
 		QPN: q.QPN, SQ: ringOf(q.Send).Location(), RQ: ringOf(q.Recv).Location(),
 		SendCQ: ringOf(q.SendCQ).Location(), RecvCQ: ringOf(q.RecvCQ).Location(),
 	}

@@ -8,9 +8,9 @@ import (
 	"syscall"
 	"testing"
 
-	"verbena/driver/rxe/ring"
 	"verbena/engine/queue"
 	"verbena/ib"
+	"verbena/internal/queuedir"
 	"verbena/uapi"
 )
 
@@ -296,8 +296,8 @@ func TestForeignQueuesHaveNoLocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := entry(&queue.Queues{QPN: 7, Send: sq, Recv: queue.NewReceive(1, 1), SendCQ: queue.NewCompletion(1)})
-	if e.QPN != 7 || e.SQ == (ring.Location{}) || e.RQ != (ring.Location{}) || e.SendCQ != (ring.Location{}) ||
-		e.RecvCQ != (ring.Location{}) {
+	if e.QPN != 7 || e.SQ == (queuedir.Location{}) || e.RQ != (queuedir.Location{}) || e.SendCQ != (queuedir.Location{}) ||
+		e.RecvCQ != (queuedir.Location{}) {
 		t.Errorf("entry: got %+v, want only the location of the send queue", e)
 	}
 }

@@ -1,6 +1,5 @@
 // Package ring provides the queues of the rxe driver: work and completion queues in memory that a user process can
-// write. It also provides the directory of these queues, for the flush of the requests after the service has died. The
-// package knows neither queue pairs nor devices.
+// write, and the flush of the requests after the service has died. The package knows neither queue pairs nor devices.
 //
 // # Layout
 //
@@ -58,7 +57,7 @@
 //
 // Methods of a Ring take no lock and do not sleep, except Free. They may be called under a lock and in any callback.
 // Calls for one end must not overlap. Calls for different ends may. The owner ensures this with its own locks, and also
-// that no caller uses a ring after Free. [New], [NewDirectory] and [Directory.Add] allocate and may sleep.
+// that no caller uses a ring after Free. [New] allocates and may sleep.
 //
 // # Removed memory
 //
@@ -69,15 +68,7 @@
 //
 // # Without a service
 //
-// A [Directory] is in the same memory. For each queue pair, it lists the number and the [Location] of its rings:
-//
-//	page  0  magic; offset of the next page, 0 for none
-//	     16  entry 0, entry 1, ... up to the end of the page: live, number, then offset, mask, log2 of the slot's size
-//	         of send, receive, send completion and receive completion queue
-//
-// The service writes the directory and never reads it. When the service has died, the launcher of the program calls
-// [Abandon] with the file. Abandon acts as the consumer of the work queues and as the producer of the completion
-// queues, and completes outstanding requests with a flush error. It trusts the file, including the directory, no more
-// than the service does. It checks offsets and sizes against the size of the file, and the number of queue pairs and
-// work requests against the memory of the file.
+// Package queuedir lists the rings of each queue pair in the same memory. When the service has died, [Flush] acts as
+// the consumer of the work queues and as the producer of the completion queues, and completes outstanding requests with
+// a flush error.
 package ring

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/internal/memfault"
+	"verbena/internal/queuedir"
 	"verbena/uapi"
 )
 
@@ -26,7 +28,7 @@ type Ring struct {
 }
 
 const (
-	// MaxSlots is the largest number of slots of a ring that [Abandon] accepts.
+	// MaxSlots is the largest number of slots of a ring that [Flush] accepts.
 	MaxSlots = 1 << 20
 	// MaxSlotBytes is the largest size of a slot of such a ring.
 	MaxSlotBytes = 1 << maxShift
@@ -38,20 +40,11 @@ const (
 	maxRing = 1 << 31
 )
 
-// Memory is memory that is shared with a user process. The process may write any data into it at any time, and may
-// remove its pages.
-type Memory struct {
-	// Mem is zeroed, and aligned to a page.
-	Mem []byte
-	// Offset is the offset for mmap in the process.
-	Offset uint64
-	// Free returns the memory. The mappings of the process stay valid.
-	Free func()
-}
-
-// Alloc allocates memory of at least size bytes that is shared with a user process. It may sleep. The memory belongs to
-// the caller until Memory.Free.
-type Alloc func(size int) (Memory, error)
+// Memory is memory that is shared with a user process, and Alloc allocates it.
+type (
+	Memory = queuedir.Memory
+	Alloc  = queuedir.Alloc
+)
 
 // Size returns the number of bytes of a ring with room for at least entries elements of slotBytes bytes.
 func Size(entries, slotBytes int) int {
@@ -145,7 +138,7 @@ func (r *Ring) slot(i uint32) []byte {
 // format writes the header of a new ring. ok is false if the memory is gone.
 func (r *Ring) format() (ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	uapi.Encode(r.mem, &uapi.RXEQueueBuf{Log2ElemSize: uint32(r.shift), IndexMask: r.mask})
 	return true
@@ -155,7 +148,7 @@ func (r *Ring) format() (ok bool) {
 // but the returned index is within the ring. Either end may call Producer. ok is false if the memory is gone.
 func (r *Ring) Producer() (i uint32, ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	return atomic.LoadUint32(r.prod) & r.mask, true
 }
@@ -163,7 +156,7 @@ func (r *Ring) Producer() (i uint32, ok bool) {
 // TakeBack makes slot i the next slot to fill, unless the process fills one concurrently. It is for the consumer.
 func (r *Ring) TakeBack(i uint32) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	atomic.CompareAndSwapUint32(r.prod, atomic.LoadUint32(r.prod), i)
 }
@@ -172,7 +165,7 @@ func (r *Ring) TakeBack(i uint32) {
 // but the returned index is within the ring. Either end may call Consumer. ok is false if the memory is gone.
 func (r *Ring) Consumer() (i uint32, ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	return atomic.LoadUint32(r.cons) & r.mask, true
 }
@@ -181,7 +174,7 @@ func (r *Ring) Consumer() (i uint32, ok bool) {
 // consumer. ok is false if the memory is gone.
 func (r *Ring) SetConsumer(i uint32) (ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	atomic.StoreUint32(r.cons, i)
 	return true
@@ -195,7 +188,7 @@ func (r *Ring) Peek(i uint32, dst []byte) (filled, ok bool) { return r.PeekNth(i
 // PeekNth copies the slot n slots after the consumer's next slot i, like Peek.
 func (r *Ring) PeekNth(i, n uint32, dst []byte) (filled, ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	if r.Between(i, atomic.LoadUint32(r.prod)) <= n {
 		return false, true
@@ -208,7 +201,7 @@ func (r *Ring) PeekNth(i, n uint32, dst []byte) (filled, ok bool) {
 // ring is full, pushed is false and no data is written. Push is for the producer. ok is false if the memory is gone.
 func (r *Ring) Push(i uint32, src []byte) (pushed, ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	next := r.Next(i)
 	if atomic.LoadUint32(r.cons)&r.mask == next {
@@ -227,7 +220,7 @@ func (r *Ring) Push(i uint32, src []byte) (pushed, ok bool) {
 // The provider of rdma-core v34 to v54 counts one slot too many when it has drained a CQ.
 func (r *Ring) Consumed(from, prod uint32) (i uint32, repaired, ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	for range maxRepairs {
 		raw := atomic.LoadUint32(r.cons)
@@ -249,33 +242,9 @@ const maxRepairs = 4
 // for the producer, which must know that the slot is empty. ok is false if the memory is gone.
 func (r *Ring) Fill(i uint32, src []byte) (ok bool) {
 	if r.shared {
-		defer survive(debug.SetPanicOnFault(true))
+		defer memfault.Survive(debug.SetPanicOnFault(true))
 	}
 	copy(r.slot(i), src)
 	atomic.StoreUint32(r.prod, r.Next(i))
 	return true
-}
-
-// survive ends an access to shared memory. After a fault, the function that has deferred survive directly returns with
-// its present results. Until the end of the access, ok is false.
-func survive(panicOnFault bool) {
-	debug.SetPanicOnFault(panicOnFault)
-	if e := recover(); e != nil {
-		if _, fault := e.(interface{ Addr() uintptr }); !fault {
-			panic(e)
-		}
-	}
-}
-
-// writeShared encodes v into shared memory. ok is false if the memory is gone.
-func writeShared[T any](mem []byte, at int, v *T) (ok bool) {
-	defer survive(debug.SetPanicOnFault(true))
-	uapi.Encode(mem[at:], v)
-	return true
-}
-
-// readShared decodes a T from shared memory. ok is false if the memory is gone or too short.
-func readShared[T any](mem []byte, at int) (v T, ok bool) {
-	defer survive(debug.SetPanicOnFault(true))
-	return uapi.Decode[T](mem[at:])
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/queuedir"
 	"verbena/uapi"
 )
 
@@ -129,7 +130,7 @@ func TestGeometry(t *testing.T) {
 		if got, want := second.Info().Offset, uint64(len(p.maps[0])); got != want {
 			t.Errorf("Info: got offset %d, want %d", got, want)
 		}
-		want := Location{Offset: second.Info().Offset, Mask: h.IndexMask, Shift: h.Log2ElemSize}
+		want := queuedir.Location{Offset: second.Info().Offset, Mask: h.IndexMask, Shift: h.Log2ElemSize}
 		if got := second.Location(); got != want {
 			t.Errorf("Location: got %+v, want %+v", got, want)
 		}
@@ -148,7 +149,7 @@ func TestNotShared(t *testing.T) {
 		if got := r.Info(); got != (uapi.MMInfo{}) {
 			t.Errorf("Info: got %+v, want zero", got)
 		}
-		if got := r.Location(); got != (Location{}) {
+		if got := r.Location(); got != (queuedir.Location{}) {
 			t.Errorf("Location: got %+v, want zero", got)
 		}
 		r.Free()

@@ -3,7 +3,6 @@ package ring
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -12,12 +11,13 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/internal/queuedir"
 	"verbena/uapi"
 )
 
 // queuePair holds the rings of a queue pair, as its process uses them, and the index of its entry.
 type queuePair struct {
-	Entry
+	queuedir.Entry
 	listed       int
 	sq, rq       *Ring
 	send, recv   *Ring // completion queues
@@ -25,11 +25,11 @@ type queuePair struct {
 }
 
 // newQueuePair adds a queue pair with a completion queue for each direction.
-func (p *process) newQueuePair(d *Directory, qpn uint32) *queuePair {
+func (p *process) newQueuePair(d *queuedir.Directory, qpn uint32) *queuePair {
 	p.t.Helper()
 	q := &queuePair{sq: p.newRing(7, 224), rq: p.newRing(7, 64)}
 	q.send, q.recv = p.newRing(15, uapi.RXECQESize), p.newRing(15, uapi.RXECQESize)
-	q.Entry = Entry{QPN: qpn, SQ: q.sq.Location(), RQ: q.rq.Location()}
+	q.Entry = queuedir.Entry{QPN: qpn, SQ: q.sq.Location(), RQ: q.rq.Location()}
 	q.SendCQ, q.RecvCQ = q.send.Location(), q.recv.Location()
 	var err error
 	q.listed, err = d.Add(q.Entry)
@@ -70,8 +70,18 @@ func abandonPath(path string) error {
 		return err
 	}
 	defer f.Close()
-	return Abandon(f)
+	return queuedir.Abandon(f, map[queuedir.Kind]queuedir.Flush{queuedir.RXE: Flush})
 }
+
+// The layout of the directory.
+const dirPerPage = (queuedir.PageSize - 16) / 72
+
+type dirEntry struct {
+	Live, QPN              uint32
+	SQ, RQ, SendCQ, RecvCQ queuedir.Location
+}
+
+func entryOffset(i int) int { return 16 + i*uapi.SizeOf[dirEntry]() }
 
 // flushed returns the completions of Abandon.
 func flushed(op uapi.WCOpcode, qpn uint32, ids ...uint64) map[uint64]uapi.WC {
@@ -85,7 +95,7 @@ func flushed(op uapi.WCOpcode, qpn uint32, ids ...uint64) map[uint64]uapi.WC {
 // TestAbandon: Abandon completes outstanding requests once, with the number of their queue pair.
 func TestAbandon(t *testing.T) {
 	p := newProcess(t)
-	d, err := NewDirectory(p.alloc)
+	d, err := queuedir.New(queuedir.RXE, p.alloc)
 	check(t, err)
 	a, b := p.newQueuePair(d, 17), p.newQueuePair(d, 0x20011)
 	for id := range uint64(5) {
@@ -124,7 +134,7 @@ func TestAbandon(t *testing.T) {
 // TestAbandonFullCQ: a full completion queue gets as many completions as fit. The others follow when there is room.
 func TestAbandonFullCQ(t *testing.T) {
 	p := newProcess(t)
-	d, err := NewDirectory(p.alloc)
+	d, err := queuedir.New(queuedir.RXE, p.alloc)
 	check(t, err)
 	q := p.newQueuePair(d, 17)
 	cq := p.newRing(3, uapi.RXECQESize)
@@ -151,10 +161,10 @@ func TestAbandonLimits(t *testing.T) {
 		{1, MaxSlotBytes, []uint64{5}}, {1, MaxSlotBytes + 1, nil},
 	} {
 		p := newProcess(t)
-		d, err := NewDirectory(p.alloc)
+		d, err := queuedir.New(queuedir.RXE, p.alloc)
 		check(t, err)
 		sq, cq := p.newRing(c.entries, c.slotBytes), p.newRing(3, uapi.RXECQESize)
-		_, err = d.Add(Entry{QPN: 17, SQ: sq.Location(), SendCQ: cq.Location()})
+		_, err = d.Add(queuedir.Entry{QPN: 17, SQ: sq.Location(), SendCQ: cq.Location()})
 		check(t, err)
 		post(t, sq, new(uint32), 5)
 		check(t, abandonPath(p.path))
@@ -164,132 +174,10 @@ func TestAbandonLimits(t *testing.T) {
 	}
 }
 
-// TestDirectory adds, changes and removes entries on several pages.
-func TestDirectory(t *testing.T) {
-	p := newProcess(t)
-	d, err := NewDirectory(p.alloc)
-	check(t, err)
-	if got := d.pages[0].Offset; got != 0 {
-		t.Fatalf("first page: got offset %d, want 0", got)
-	}
-	cq := p.newRing(2*dirPerPage+100, uapi.RXECQESize)
-	rings := map[uint32]*Ring{} // by number of the queue pair, including removed entries
-	listed := map[uint32]int{}
-	used := map[int]bool{}
-	add := func(qpn uint32) {
-		t.Helper()
-		rings[qpn] = p.newRing(1, 64)
-		i, err := d.Add(Entry{QPN: qpn, SQ: rings[qpn].Location(), SendCQ: cq.Location()})
-		check(t, err)
-		if used[i] {
-			t.Fatalf("Add: got index %d, which is in use", i)
-		}
-		listed[qpn], used[i] = i, true
-	}
-	remove := func(qpn uint32) {
-		d.Remove(listed[qpn])
-		delete(used, listed[qpn])
-		delete(listed, qpn)
-	}
-	// found returns the numbers of the queue pairs that Abandon finds. Each queue pair has one outstanding work
-	// request.
-	found := func() (all []uint32) {
-		t.Helper()
-		for _, r := range rings {
-			at, _ := r.Producer()
-			r.Push(at, make([]byte, 8)) // full if Abandon did not find the queue pair
-		}
-		check(t, abandonPath(p.path))
-		cons, _ := cq.Consumer()
-		var slot [uapi.RXECQESize]byte
-		for range cq.Capacity() {
-			if !peek(t, cq, cons, slot[:]) {
-				break
-			}
-			wc, _ := uapi.Decode[uapi.WC](slot[:])
-			all = append(all, wc.QPNum)
-			cons = cq.Next(cons)
-			cq.SetConsumer(cons)
-		}
-		slices.Sort(all)
-		return all
-	}
-	for qpn := range uint32(2*dirPerPage + 3) {
-		add(qpn)
-	}
-	if len(d.pages) != 3 {
-		t.Errorf("%d entries: got %d pages, want 3", len(listed), len(d.pages))
-	}
-	if got, want := found(), slices.Sorted(maps.Keys(listed)); !slices.Equal(got, want) {
-		t.Errorf("Abandon: found %v, want %v", got, want)
-	}
-	for qpn := uint32(0); qpn < 2*dirPerPage; qpn += 3 {
-		remove(qpn)
-	}
-	if got, want := found(), slices.Sorted(maps.Keys(listed)); !slices.Equal(got, want) {
-		t.Errorf("Abandon after Remove: found %v, want %v", got, want)
-	}
-	for qpn := range uint32(dirPerPage / 3) {
-		add(1000 + qpn)
-	}
-	moved := p.newRing(1, 64)
-	rings[1001] = moved
-	d.Set(listed[1001], Entry{QPN: 1001, SQ: moved.Location(), SendCQ: cq.Location()})
-	if len(d.pages) != 3 {
-		t.Errorf("entries used again: got %d pages, want 3", len(d.pages))
-	}
-	if got, want := found(), slices.Sorted(maps.Keys(listed)); !slices.Equal(got, want) {
-		t.Errorf("Abandon after Add: found %v, want %v", got, want)
-	}
-	p.freed = 0
-	d.Free()
-	if p.freed != 3 {
-		t.Errorf("Free: got %d calls of Memory.Free, want 3", p.freed)
-	}
-	remove(1000) // a queue pair that is removed after the directory
-	d.Free()
-	if p.freed != 3 {
-		t.Errorf("second Free: got %d calls of Memory.Free, want 3", p.freed)
-	}
-}
-
-func TestDirectoryErrors(t *testing.T) {
-	full := fmt.Errorf("full: %w", syscall.ENOMEM)
-	if d, err := NewDirectory(func(int) (Memory, error) { return Memory{}, full }); d != nil || !errors.Is(err, full) {
-		t.Errorf("NewDirectory: got %v, %v, want %v", d, err, full)
-	}
-	p := newProcess(t)
-	left := 1
-	d, err := NewDirectory(func(size int) (Memory, error) {
-		if left--; left < 0 {
-			return Memory{}, full
-		}
-		return p.alloc(size)
-	})
-	check(t, err)
-	for range dirPerPage {
-		_, err := d.Add(Entry{})
-		check(t, err)
-	}
-	if _, err := d.Add(Entry{}); !errors.Is(err, full) {
-		t.Errorf("Add without memory: got %v, want %v", err, full)
-	}
-	d.Remove(3)
-	if i, err := d.Add(Entry{}); i != 3 || err != nil {
-		t.Errorf("Add: got %d, %v, want the free entry 3", i, err)
-	}
-	check(t, p.file.Truncate(0))
-	d.Set(3, Entry{QPN: 17}) // no effect, and no fault
-	d.Remove(3)
-	if _, err := d.Add(Entry{}); err != nil {
-		t.Errorf("Add to memory that is gone: got %v, want none", err)
-	}
-}
-
 // TestAbandonDistrusts runs Abandon on files that a program has damaged.
 func TestAbandonDistrusts(t *testing.T) {
 	p := newProcess(t)
-	d, err := NewDirectory(p.alloc)
+	d, err := queuedir.New(queuedir.RXE, p.alloc)
 	check(t, err)
 	for qpn := range uint32(3) {
 		q := p.newQueuePair(d, 17+qpn)
@@ -356,12 +244,13 @@ func TestAbandonBounded(t *testing.T) {
 	check(t, err)
 	defer func() { check(t, syscall.Munmap(mem)) }()
 	listed := func(entries int) {
-		uapi.Encode(mem, &dirHeader{Magic: dirMagic})
+		uapi.Encode(mem, &struct{ Magic, Next uint64 }{uint64(queuedir.RXE), 0})
 		for i := range dirPerPage {
 			e := dirEntry{}
 			if i < entries {
-				e = dirEntry{Live: 1, QPN: 17, SQ: Location{Offset: uint64((1 + i) * page), Mask: slots - 1, Shift: 6},
-					SendCQ: Location{Offset: cqAt, Mask: cqSlots - 1, Shift: 6}}
+				e = dirEntry{Live: 1, QPN: 17,
+					SQ:     queuedir.Location{Offset: uint64((1 + i) * page), Mask: slots - 1, Shift: 6},
+					SendCQ: queuedir.Location{Offset: cqAt, Mask: cqSlots - 1, Shift: 6}}
 			}
 			uapi.Encode(mem[entryOffset(i):], &e)
 		}
@@ -371,7 +260,7 @@ func TestAbandonBounded(t *testing.T) {
 	}
 	allocated(8)
 	listed(dirPerPage)
-	if err := abandonPath(path); !errors.Is(err, ErrNotQueues) {
+	if err := abandonPath(path); !errors.Is(err, queuedir.ErrNotQueues) {
 		t.Errorf("%d queue pairs in 8 pages: got %v, want ErrNotQueues", dirPerPage, err)
 	}
 	allocated(64)
@@ -387,9 +276,9 @@ func TestAbandonBounded(t *testing.T) {
 	}
 	fi, err := f.Stat()
 	check(t, err)
-	most := uint32(fi.Sys().(*syscall.Stat_t).Blocks * 512 / minSlot)
-	if err := abandonPath(path); !errors.Is(err, ErrNotQueues) {
-		t.Errorf("%d work requests: got %v, want ErrNotQueues", work*(slots-1), err)
+	most := uint32(fi.Sys().(*syscall.Stat_t).Blocks * 512 / 16)
+	if err := abandonPath(path); !errors.Is(err, queuedir.ErrNotQueues) {
+		t.Errorf("%d work requests: got %v, want queuedir.ErrNotQueues", work*(slots-1), err)
 	}
 	if *cq.prod == 0 || *cq.prod > most {
 		t.Errorf("%d work requests: got %d completions, want at most %d", work*(slots-1), *cq.prod, most)

@@ -1,17 +1,22 @@
-package ring
+package queuedir
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"syscall"
 
-	"verbena/uapi"
+	"verbena/internal/memfault"
 )
 
 // ErrNotQueues is the error of [Abandon] for a file that does not hold the queues of a program.
-var ErrNotQueues = errors.New("not a file of rxe queues")
+var ErrNotQueues = errors.New("not a file of queues")
+
+// Flush completes the outstanding work requests of a queue pair, as far as the completion queues have room. It may stop
+// at any access to the memory of the file.
+type Flush func(f *File, e *Entry)
 
 // Abandon completes all outstanding work requests in the queues of a file with a flush error, as far as the completion
 // queues have room. A program that polls then gets errors instead of waiting for ever. Abandon must only be called
@@ -22,7 +27,7 @@ var ErrNotQueues = errors.New("not a file of rxe queues")
 // If the first page of a file is empty, the file has no queues, and Abandon does not change it. The error is
 // ErrNotQueues if the file holds other data, or lists more queues than fit into its memory. Requests that are completed
 // by then stay completed. Other errors are those of fstat and mmap.
-func Abandon(f *os.File) error {
+func Abandon(f *os.File, kinds map[Kind]Flush) error {
 	fi, err := f.Stat()
 	if err != nil {
 		return fmt.Errorf("abandon queues: %w", err)
@@ -30,27 +35,30 @@ func Abandon(f *os.File) error {
 	if !fi.Mode().IsRegular() {
 		return fmt.Errorf("abandon queues: %s: %w", f.Name(), ErrNotQueues)
 	}
-	a := abandoned{file: f, size: fi.Size()}
+	a := &File{file: f, size: fi.Size()}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		memory := st.Blocks * 512 // a queue pair takes at least a page, and a work request a slot
 		a.qps, a.requests = memory/int64(os.Getpagesize()), memory/minSlot
 	}
-	if err := a.run(); err != nil {
+	if err := a.run(kinds); err != nil {
 		return fmt.Errorf("abandon queues: %s: %w", f.Name(), err)
 	}
 	return nil
 }
 
-// abandoned is a file of a service that has died.
-type abandoned struct {
+// minSlot is the size of the smallest slot of a queue, in bytes.
+const minSlot = 16
+
+// File is the shared memory of a program without a service.
+type File struct {
 	file *os.File
 	size int64
 	// The remaining numbers of queue pairs and work requests to process. A program can make the directory a cycle, or
-	// list a ring any number of times.
+	// list a queue any number of times.
 	qps, requests int64
 }
 
-func (a *abandoned) run() error {
+func (a *File) run(kinds map[Kind]Flush) error {
 	if a.size == 0 {
 		return nil
 	}
@@ -60,7 +68,7 @@ func (a *abandoned) run() error {
 			return ErrNotQueues
 		}
 		var err error
-		if next, err = a.page(next); err != nil {
+		if next, err = a.page(next, kinds); err != nil {
 			return err
 		}
 	}
@@ -69,29 +77,29 @@ func (a *abandoned) run() error {
 
 // page completes the outstanding requests of the queue pairs in a page of the directory, and returns the offset of the
 // next page.
-func (a *abandoned) page(at uint64) (next uint64, err error) {
-	mem, err := a.mmap(at, DirectoryPageSize)
+func (a *File) page(at uint64, kinds map[Kind]Flush) (next uint64, err error) {
+	mem, err := a.Map(at, PageSize)
 	if err != nil {
 		return 0, err
 	}
-	defer munmap(mem)
-	h, ok := readShared[dirHeader](mem, 0)
+	defer Unmap(mem)
+	h, ok := read[dirHeader](mem, 0)
 	if ok && at == 0 && h.Magic == 0 {
 		return 0, nil
 	}
-	if !ok || h.Magic != dirMagic {
+	flush := kinds[Kind(h.Magic)]
+	if !ok || flush == nil {
 		return 0, ErrNotQueues
 	}
 	for i := range dirPerPage {
-		e, ok := readShared[dirEntry](mem, entryOffset(i))
+		e, ok := read[dirEntry](mem, entryOffset(i))
 		if !ok || e.Live != 1 {
 			continue
 		}
 		if a.qps--; a.qps < 0 {
 			return 0, ErrNotQueues
 		}
-		a.flush(e.SQ, e.SendCQ, uapi.WCSend, e.QPN)
-		a.flush(e.RQ, e.RecvCQ, uapi.WCRecv, e.QPN)
+		a.flush(flush, &Entry{QPN: e.QPN, SQ: e.SQ, RQ: e.RQ, SendCQ: e.SendCQ, RecvCQ: e.RecvCQ})
 		if a.requests == 0 {
 			return 0, ErrNotQueues
 		}
@@ -99,61 +107,24 @@ func (a *abandoned) page(at uint64) (next uint64, err error) {
 	return h.Next, nil
 }
 
-// flush completes the outstanding requests in a work queue of a queue pair.
-func (a *abandoned) flush(queue, completions Location, opcode uapi.WCOpcode, qpn uint32) {
-	work, err := a.ring(queue)
-	if err != nil {
-		return
-	}
-	defer munmap(work.mem)
-	cq, err := a.ring(completions)
-	if err != nil {
-		return
-	}
-	defer munmap(cq.mem)
-	cons, ok1 := work.Consumer()
-	prod, ok2 := cq.Producer()
-	if !ok1 || !ok2 {
-		return
-	}
-	for range work.Capacity() {
-		var id [8]byte // the first field of both kinds of work requests
-		if filled, ok := work.Peek(cons, id[:]); !filled || !ok {
-			return
-		}
-		if a.requests <= 0 {
-			return
-		}
-		a.requests--
-		wr := binary.NativeEndian.Uint64(id[:])
-		slot := make([]byte, uapi.RXECQESize)
-		uapi.Encode(slot, &uapi.WC{WRID: wr, Status: uapi.WCWRFlushErr, Opcode: opcode, QPNum: qpn})
-		if pushed, ok := cq.Push(prod, slot); !pushed || !ok {
-			return
-		}
-		prod, cons = cq.Next(prod), work.Next(cons)
-		work.SetConsumer(cons)
-	}
+// flush completes the outstanding requests of a queue pair. It ends at memory that the program has taken away.
+func (a *File) flush(flush Flush, e *Entry) {
+	defer memfault.Survive(debug.SetPanicOnFault(true))
+	flush(a, e)
 }
 
-// ring maps the ring at a location in the file. The caller unmaps its memory.
-func (a *abandoned) ring(at Location) (*Ring, error) {
-	slots := uint64(at.Mask) + 1
-	if slots&(slots-1) != 0 || slots > MaxSlots || at.Shift < minShift || at.Shift > maxShift {
-		return nil, ErrNotQueues
+// Charge counts a work request that a Flush is going to complete. It returns false at the limit.
+func (a *File) Charge() bool {
+	if a.requests <= 0 {
+		return false
 	}
-	r := &Ring{shift: uint8(at.Shift), mask: at.Mask, shared: true, offset: at.Offset}
-	mem, err := a.mmap(at.Offset, uapi.RXEQueueDataOffset+int(slots)<<at.Shift)
-	if err != nil {
-		return nil, err
-	}
-	r.mem = mem
-	r.attach()
-	return r, nil
+	a.requests--
+	return true
 }
 
-func (a *abandoned) mmap(offset uint64, n int) ([]byte, error) {
-	if offset%uint64(os.Getpagesize()) != 0 || offset > uint64(a.size) || uint64(n) > uint64(a.size)-offset {
+// Map maps a part of the file, which the caller unmaps. The error is ErrNotQueues for a part beyond the end.
+func (a *File) Map(offset uint64, n int) ([]byte, error) {
+	if n <= 0 || offset%uint64(os.Getpagesize()) != 0 || offset > uint64(a.size) || uint64(n) > uint64(a.size)-offset {
 		return nil, ErrNotQueues
 	}
 	m, err := syscall.Mmap(int(a.file.Fd()), int64(offset), n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
@@ -163,4 +134,12 @@ func (a *abandoned) mmap(offset uint64, n int) ([]byte, error) {
 	return m, nil
 }
 
-func munmap(m []byte) { _ = syscall.Munmap(m) }
+// Unmap unmaps memory from [File.Map].
+func Unmap(m []byte) { _ = syscall.Munmap(m) }
+
+// read decodes a T from shared memory. ok is false if the memory is gone or too short.
+func read[T any](mem []byte, at int) (v T, ok bool) {
+	defer memfault.Survive(debug.SetPanicOnFault(true))
+	_, err := binary.Decode(mem[at:], binary.NativeEndian, &v)
+	return v, err == nil
+}
