@@ -200,7 +200,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		return nil, err
 	}
 	slot := d.qpBits.slotOf(qp.num)
-	if qp.datagram {
+	if qp.datagram && qp.srd == nil {
 		qp.sport = roce.SourcePortUD(qp.num)
 	}
 	if qp.ctx != nil {

@@ -288,8 +288,12 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	for _, t := range e.queue {
 		e.bytes += len(t.Buf)
 	}
+	port := qp.sport
+	if qp.srd != nil {
+		port = qp.srd.sourcePort()
+	}
 	for _, t := range e.queue {
-		t.QP, t.SPort = qp.num, qp.sport
+		t.QP, t.SPort = qp.num, port
 	}
 	for i := 0; i < len(e.queue); {
 		n, ok := p.send(qp, e.queue[i:])

@@ -48,9 +48,10 @@ type srd struct {
 	reading []srdRead   // packets in the open train without their data, which gather will read together
 	storing []srdStored // packets with data in scatter
 
-	more     bool // the next run fetches further requests
-	failures int  // number of calls of unreadable
-	charged  int  // number of flows and sources that count against the program
+	random   transport.Random // chooses the paths
+	more     bool             // the next run fetches further requests
+	failures int              // number of calls of unreadable
+	charged  int              // number of flows and sources that count against the program
 
 	now      int64 // in ticks, when data were stored
 	deadline int64 // the earliest deadline of a flow, in ticks; 0: none
@@ -133,8 +134,21 @@ func newSRD(qp *QP) *srd {
 	if qp.wire != roce.SRD {
 		return nil
 	}
-	return &srd{qp: qp, byPeer: map[srdPeer]*srdFlow{}, sources: newSRDSources()}
+	return &srd{
+		qp: qp, byPeer: map[srdPeer]*srdFlow{}, sources: newSRDSources(), random: transport.NewRandom(qp.dev.random()),
+	}
 }
+
+// srdPaths is the number of UDP source ports of SRD. Routers choose the path of a packet by its ports. All queue pairs
+// of all devices share the ports, since an address has a limited number of ports (package link).
+const srdPaths = 8
+
+// srdPort returns the source port of a path.
+func srdPort(path uint32) uint16 { return roce.SourcePortUD(path % srdPaths) }
+
+// sourcePort returns the source port, of a random path, for trains that are sent together. A retransmission can
+// therefore avoid a path that loses packets.
+func (s *srd) sourcePort() uint16 { return srdPort(s.random.Next()) }
 
 // identifier returns a new identifier with an index.
 func (s *srd) identifier(index int) uint32 {

@@ -344,7 +344,7 @@ func (d *Device) refusesUnknown(num uint32, a *link.Arrival, packets [][]byte) {
 		}, 0)
 		b.DETH().Encode(0, num)
 		b.SRDETH().Encode(k.SRDETH().Value(), uint32(roce.SRDBadDestQPN))
-		t.QP, t.SPort = num, roce.SourcePortUD(num)
+		t.QP, t.SPort = num, srdPort(num)
 		if back.from.ready() && back.from.send(&t.Train) == nil {
 			d.countSent(&t.Train, 1)
 		}

@@ -6,10 +6,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"verbena/driver/efa"
 	"verbena/ib"
 	"verbena/link"
 	"verbena/link/simnet"
@@ -307,6 +309,44 @@ func TestSRDPeerDies(t *testing.T) {
 		a.send(3, ah, b.qp.Num(), 0, 3, nil)
 		a.await(3, abi.IOCompStatusOK)
 	})
+}
+
+// TestSRDPaths tests that packets of a flow leave from several source ports, the same ones with the same seed, and that
+// requests succeed if the packets of one port are lost.
+func TestSRDPaths(t *testing.T) {
+	sent := func(t *testing.T, seed uint64, lost uint16) (ports []uint16) {
+		synctest.Test(t, func(t *testing.T) {
+			net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+			random := func(c *efa.Config) { c.Rand = rand.New(rand.NewPCG(seed, 1)) }
+			a := newProgram(t, net, "10.0.0.1", ib.QPTypeSRD, random)
+			b := newProgram(t, net, "10.0.0.2", ib.QPTypeSRD, random)
+			_, ah := a.newAH("10.0.0.2")
+			net.SetFilter(func(p *simnet.Packet) bool {
+				if p.Src == netip.MustParseAddr("10.0.0.1") {
+					ports = append(ports, p.SPort)
+				}
+				return p.SPort != lost
+			})
+			for i := range uint16(60) {
+				b.recv(i, 0, 100)
+				a.send(i, ah, b.qp.Num(), 0, 3, nil)
+				a.await(i, abi.IOCompStatusOK)
+				b.poll()
+			}
+		})
+		return ports
+	}
+	ports := sent(t, 1, 0)
+	if n := len(slices.Compact(slices.Sorted(slices.Values(ports)))); n != 8 {
+		t.Errorf("%d packets: got %d source ports, want 8", len(ports), n)
+	}
+	if again := sent(t, 1, 0); !slices.Equal(again, ports) {
+		t.Errorf("same seed: got ports %v, want %v", again, ports)
+	}
+	if other := sent(t, 2, 0); slices.Equal(other, ports) {
+		t.Errorf("another seed: got the same ports %v", ports)
+	}
+	sent(t, 1, ports[0])
 }
 
 // TestSRDLateCopy tests that copies of a message that arrive after the end of its request, and after a later message of

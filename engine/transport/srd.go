@@ -20,6 +20,20 @@ const SRDWindow = 256
 // SRDBitmapLen is the length of the bitmap in an acknowledgement, in bytes, at most.
 const SRDBitmapLen = SRDWindow / 8
 
+// Random is a sequence of pseudo-random numbers (xorshift32).
+type Random uint32
+
+// NewRandom returns the sequence of a seed.
+func NewRandom(seed uint32) Random { return Random(seed | 1) }
+
+// Next returns the next number, which is never 0.
+func (r *Random) Next() uint32 {
+	*r ^= *r << 13
+	*r ^= *r >> 17
+	*r ^= *r << 5
+	return uint32(*r)
+}
+
 // SRDReceiver is the receiving end of a flow: it knows which PSNs have been executed.
 type SRDReceiver struct {
 	base    roce.PSN // the oldest that has not been executed

@@ -151,13 +151,13 @@ type SRDSender struct {
 	order []int32 // messages with packets that were never sent
 	head  int     // order[:head] is not used
 
-	random uint32
+	random Random
 	done   []SRDResult
 }
 
 // Init prepares a closed flow. seed determines the order in which packets of different messages are sent.
 func (s *SRDSender) Init(mtu int, seed uint32) {
-	s.MTU, s.random = mtu, seed|1
+	s.MTU, s.random = mtu, NewRandom(seed)
 	s.timeout = srdMinTimeout
 	s.aimd.Reset()
 }
@@ -308,10 +308,7 @@ func (s *SRDSender) Next() (p SRDPacket, ok bool) {
 	}
 	at := s.head
 	if n > 1 {
-		s.random ^= s.random << 13
-		s.random ^= s.random >> 17
-		s.random ^= s.random << 5
-		at += int(s.random % uint32(n))
+		at += int(s.random.Next() % uint32(n))
 	}
 	k := srdSlot{msg: s.order[at], index: s.msgs[s.order[at]].next}
 	if s.out > 0 && s.out+s.cost(&k) > s.aimd.Window() {
