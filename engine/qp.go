@@ -85,7 +85,8 @@ type QP struct {
 	sq     queue.SendQueue
 	rq     queue.RecvQueue
 
-	recorder queue.Recorder // sq, if it is one; otherwise nil
+	recorder       queue.Recorder // sq, if it is one; otherwise nil
+	notifiesWrites bool           // see queue.WriteNotifier
 
 	xrcd *xrcd // only XRC targets
 	srq  *srq  // has the receives instead of rq; may be nil
@@ -223,6 +224,9 @@ func (qp *QP) makeQueues(c *ib.QPCap, u *ib.Udata) (err error) {
 	if qp.ctx != nil {
 		qp.sq, qp.rq, err = qp.ctx.queues.CreateQP(qp.typ, c, hasReceiveQueue(qp), u)
 		qp.recorder, _ = qp.sq.(queue.Recorder)
+		if w, ok := qp.rq.(queue.WriteNotifier); ok {
+			qp.notifiesWrites = w.NotifiesWrites()
+		}
 	} else {
 		qp.sq, qp.rq = queue.NewSend(c), queue.NewReceive(int(c.MaxRecvWR), c.MaxRecvSGE)
 		c.MaxSendWR = uint32(qp.sq.Capacity())

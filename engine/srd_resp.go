@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"verbena/engine/queue"
 	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/link"
@@ -172,7 +173,7 @@ func (s *srd) executeSend(p *pass, k *packet) roce.SRDStatus {
 	return roce.SRDSuccess
 }
 
-// completeRecv completes the receive of a message.
+// completeRecv completes the receive of a message, or reports an RDMA WRITE that takes none.
 func (s *srd) completeRecv(k *packet, wc uapi.WC) {
 	qp := s.qp
 	wc.SrcQP = k.DETH().SrcQPN()
@@ -183,7 +184,14 @@ func (s *srd) completeRecv(k *packet, wc uapi.WC) {
 		copy(wc.Ex[:], h)
 		wc.WCFlags = uapi.WCFlags(uapi.IBVWCWithImm)
 	}
-	qp.resp.completeRecv(&wc, k.BTH().SolicitedEvent())
+	if wc.Opcode != uapi.WCRecvRDMAWithImm || !qp.notifiesWrites {
+		qp.resp.completeRecv(&wc, k.BTH().SolicitedEvent())
+		return
+	}
+	qp.trace.note(traceRecvDone, uint32(wc.Status))
+	qp.dev.counters.add(cntRDMARecv, 1)
+	wc.PortNum, wc.WCFlags = 1, wc.WCFlags|queue.WCUnsolicited
+	qp.complete(qp.recvCQ, &wc, k.BTH().SolicitedEvent(), nil)
 }
 
 // knows reports whether the domain has an address handle of the requester, which RDMA requires.
@@ -192,7 +200,7 @@ func (s *srd) knows(k *packet) bool {
 	return d == nil || d.find(k.src) != 0
 }
 
-// executeWrite stores the data of an RDMA WRITE later, together with the following, unless it takes a receive.
+// executeWrite stores the data of an RDMA WRITE later, together with the following, unless it has immediate data.
 func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status roce.SRDStatus, executed bool) {
 	qp, h, takes := s.qp, k.RETH(), k.Flags&roce.FlagCompletesReceive != 0
 	switch {
@@ -207,8 +215,10 @@ func (s *srd) executeWrite(p *pass, k *packet, src *srdSource) (status roce.SRDS
 			return roce.SRDBadAddress, false // the length of the message is reported to the program
 		}
 		s.settle(p)
-		if status := s.takeReceive(p, k); status != roce.SRDSuccess {
-			return status, false
+		if !qp.notifiesWrites {
+			if status := s.takeReceive(p, k); status != roce.SRDSuccess {
+				return status, false
+			}
 		}
 	}
 	if len(k.Payload) > 0 {

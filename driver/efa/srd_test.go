@@ -467,3 +467,29 @@ func FuzzSRDPackets(f *testing.F) {
 type nothing struct{}
 
 func (nothing) Receive(*link.Arrival) {}
+
+// TestSRDUnsolicited tests that RDMA WRITEs with immediate data take no receive of a queue pair with the flag, and that
+// their completions are marked. A receive remains for a SEND.
+func TestSRDUnsolicited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, ah, _ := newSRD(t, simnet.New(simnet.Config{Latency: 10 * time.Microsecond}))
+		b.flags = abi.CreateQPWithUnsolicitedWriteRecv
+		b.replaceQP(ib.QPTypeSRD)
+		b.recv(7, 0, 100)
+		for i, n := range []int{0, 3, 90 << 10} {
+			a.rdma(uint16(i), ah, b.qp.Num(), abi.IORDMAWrite, 0, n, b.mr.RKey(), b.addr, true)
+			a.await(uint16(i), abi.IOCompStatusOK)
+			c := b.poll()
+			const want = abi.IOCDescCommonUnsolicitedMask | abi.IOCDescCommonHasImmMask | uint8(abi.IORDMAWrite)<<4
+			if c.Common.Status != 0 || c.Common.Flags&(want|abi.IOCDescCommonQTypeMask) != want|abi.IORecvQueue<<1 ||
+				c.Length != uint16(n) || c.Imm != 7 {
+				t.Errorf("WRITE of %d bytes: got %+v, want an unsolicited completion", n, c)
+			}
+		}
+		a.send(9, ah, b.qp.Num(), 0, 3, nil)
+		a.await(9, abi.IOCompStatusOK)
+		if c := b.poll(); c.Common.ReqID != 7 || c.Common.Flags&abi.IOCDescCommonUnsolicitedMask != 0 {
+			t.Errorf("SEND: got %+v, want receive 7", c)
+		}
+	})
+}

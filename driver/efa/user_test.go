@@ -35,8 +35,9 @@ const (
 
 // program is a user process with a queue pair, and the user context as which the driver sees it.
 type program struct {
-	t   testing.TB
-	dev *efa.Device
+	t     testing.TB
+	dev   *efa.Device
+	flags uint16 // flags in abi.CreateQP
 
 	mu    sync.Mutex
 	areas map[uint64][]byte // shared memory by offset
@@ -130,14 +131,7 @@ func newProgram(t testing.TB, net *simnet.Net, addr string, typ ib.QPType, chang
 	p.check(err)
 	cresp, _ := uapi.Decode[abi.CreateCQResp](u.Out[:u.N])
 	p.cqes = p.mmap(cresp.QMmapKey)
-	p.qp, u, err = p.newQP(typ)
-	p.check(err)
-	resp, _ := uapi.Decode[abi.CreateQPResp](u.Out[:u.N])
-	p.sq, p.rq, p.page = p.mmap(resp.LLQDescMmapKey), p.mmap(resp.RQMmapKey), p.mmap(resp.SQDBMmapKey)
-	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, QKey: qkey},
-		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey))
-	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState))
-	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN))
+	p.makeQP(typ)
 	t.Cleanup(func() {
 		for h := range p.handles {
 			p.check(h.Destroy())
@@ -153,8 +147,30 @@ func newProgram(t testing.TB, net *simnet.Net, addr string, typ ib.QPType, chang
 	return p
 }
 
+// makeQP makes the queue pair of the program, and moves it to RTS.
+func (p *program) makeQP(typ ib.QPType) {
+	p.t.Helper()
+	qp, u, err := p.newQP(typ)
+	p.check(err)
+	p.qp = qp
+	resp, _ := uapi.Decode[abi.CreateQPResp](u.Out[:u.N])
+	p.sq, p.rq, p.page = p.mmap(resp.LLQDescMmapKey), p.mmap(resp.RQMmapKey), p.mmap(resp.SQDBMmapKey)
+	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, QKey: qkey},
+		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey))
+	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState))
+	p.check(p.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN))
+}
+
+// replaceQP replaces the queue pair by a new one.
+func (p *program) replaceQP(typ ib.QPType) {
+	p.t.Helper()
+	p.check(p.qp.Destroy())
+	p.sent, p.received = 0, 0
+	p.makeQP(typ)
+}
+
 func (p *program) newQP(typ ib.QPType) (*ib.QP, *ib.Udata, error) {
-	u := udata(p, &abi.CreateQP{SQRingSize: depth * abi.TXWQESize, RQRingSize: depth * 16})
+	u := udata(p, &abi.CreateQP{SQRingSize: depth * abi.TXWQESize, RQRingSize: depth * 16, Flags: p.flags})
 	qp, err := ibuser.CreateQP(p.pd, ib.QPInitAttr{
 		SendCQ: p.cq, RecvCQ: p.cq, Type: typ,
 		Cap:   ib.QPCap{MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 2, MaxRecvSGE: 1, MaxInlineData: 32},

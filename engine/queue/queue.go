@@ -155,6 +155,16 @@ type Recorder interface {
 	Completed(id uint64)
 }
 
+// WriteNotifier is a RecvQueue that can leave its requests to SENDs.
+type WriteNotifier interface {
+	// NotifiesWrites reports whether an RDMA WRITE with immediate data completes without a request of the queue. The
+	// completion has WCUnsolicited. The result never changes.
+	NotifiesWrites() bool
+}
+
+// WCUnsolicited marks the completion of an RDMA WRITE that has taken no receive. Its ID has no meaning.
+const WCUnsolicited uapi.WCFlags = 1 << 30
+
 // Armer is a CompletionQueue that programs arm by a store.
 type Armer interface {
 	// Armed reports whether the completion that was added last is due for an event. Armed is for the producer.

@@ -3,6 +3,7 @@ package layout
 import (
 	"encoding/binary"
 
+	"verbena/engine/queue"
 	"verbena/uapi"
 	"verbena/uapi/efa"
 )
@@ -48,6 +49,9 @@ func (q *completionQueue) Push(wc *uapi.WC) (ok bool) {
 			flags |= efa.IOCDescCommonHasImmMask
 		}
 		c.Flags = flags | efa.IORecvQueue<<1
+		if wc.WCFlags&queue.WCUnsolicited != 0 {
+			c.Flags |= efa.IOCDescCommonUnsolicitedMask
+		}
 		if wc.Opcode == uapi.WCRecvRDMAWithImm {
 			c.Flags |= opType(efa.IORDMAWrite)
 			if q.size == entrySizeEx {

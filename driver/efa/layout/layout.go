@@ -82,7 +82,8 @@ func (Layout) Traits() queue.Traits {
 				MaxSQWR: uint32(a.MaxQPWR), MaxRQWR: uint32(a.MaxQPWR), MaxSQSGE: maxSGE, MaxRQSGE: maxSGE,
 				MaxRDMASize: maxRDMASize,
 				DeviceCaps: efa.QueryDeviceCapsCQNotifications | efa.QueryDeviceCapsRNRRetry |
-					efa.QueryDeviceCapsRDMARead | efa.QueryDeviceCapsRDMAWrite,
+					efa.QueryDeviceCapsRDMARead | efa.QueryDeviceCapsRDMAWrite |
+					efa.QueryDeviceCapsUnsolicitedWriteRecv,
 			})
 		},
 	}
@@ -204,7 +205,8 @@ func (p *program) CreateQP(typ ib.QPType, c *ib.QPCap, hasRecv bool, u *ib.Udata
 		return fail("queue pair with a shared receive queue")
 	case typ == ib.QPTypeSRD && cmd.DriverQPType != efa.QPDriverTypeSRD:
 		return nil, nil, fmt.Errorf("queue pair of the driver's type %d: %w", cmd.DriverQPType, syscall.EOPNOTSUPP)
-	case cmd.CompMask != 0 || cmd.Flags != 0 || cmd.Reserved98 != [5]uint8{}:
+	case cmd.CompMask != 0 || cmd.Flags&^efa.CreateQPWithUnsolicitedWriteRecv != 0 || cmd.Reserved98 != [5]uint8{},
+		cmd.Flags != 0 && typ != ib.QPTypeSRD:
 		return nil, nil, fmt.Errorf("queue pair with flags %#x: %w", cmd.Flags, syscall.EOPNOTSUPP)
 	case c.MaxSendWR&(c.MaxSendWR-1) != 0 || cmd.SQRingSize != c.MaxSendWR*slot:
 		return fail("send queue of %d requests in %d bytes", c.MaxSendWR, cmd.SQRingSize)
@@ -225,6 +227,7 @@ func (p *program) CreateQP(typ ib.QPType, c *ib.QPCap, hasRecv bool, u *ib.Udata
 	}
 	rq := &recvQueue{
 		counts: counts{page: doorbells, at: ring.RecvDoorbell, slots: descs, copyAt: ring.RecvTaken}, sges: c.MaxRecvSGE,
+		notifies: cmd.Flags&efa.CreateQPWithUnsolicitedWriteRecv != 0,
 	}
 	resp := efa.CreateQPResp{
 		RQDBOffset: ring.RecvDoorbell, SQDBOffset: ring.SendDoorbell, RQMmapSize: uint64(parts.Recv()), RQDBMmapKey: key,

@@ -196,7 +196,14 @@ type recvQueue struct {
 	sges    uint32
 	buf     [ring.RXDescSize]byte
 	fetched uint32 // descriptors of the next request
+
+	notifies bool // RDMA WRITEs with immediate data take no request
 }
+
+var _ queue.WriteNotifier = (*recvQueue)(nil)
+
+// NotifiesWrites implements queue.WriteNotifier.
+func (q *recvQueue) NotifiesWrites() bool { return q.notifies }
 
 // Capacity implements queue.WorkQueue.
 func (q *recvQueue) Capacity() int { return int(q.slots) }
