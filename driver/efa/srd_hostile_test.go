@@ -1,6 +1,7 @@
 package efa_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"verbena/driver/efa"
 	"verbena/ib"
 	"verbena/link"
 	"verbena/link/simnet"
@@ -198,5 +200,39 @@ func TestSRDInventedRequesters(t *testing.T) {
 		b.recv(1, 0, 100)
 		a.send(2, ah, b.qp.Num(), 0, 3, nil)
 		a.await(2, abi.IOCompStatusOK)
+	})
+}
+
+// TestSRDManyReads tests that READ requests beyond the number that a responder keeps are repeated, and succeed: of
+// many requesters, whose answers a slow network delays.
+func TestSRDManyReads(t *testing.T) {
+	const requesters, n = 8, 100 << 10
+	synctest.Test(t, func(t *testing.T) {
+		net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond, Bandwidth: 20 << 20, SendBuffer: 64 << 10})
+		short := func(c *efa.Config) { c.Netdev.MTU = 700 } // many packets in a window
+		b := newProgram(t, net, "10.0.0.99", ib.QPTypeSRD, short)
+		for i := range b.buf {
+			b.buf[i] = byte(i * 7)
+		}
+		var list []*program
+		for i := range requesters {
+			a := newProgram(t, net, fmt.Sprintf("10.0.0.%d", 1+i), ib.QPTypeSRD, short)
+			_, ah := a.newAH("10.0.0.99")
+			b.newAH(fmt.Sprintf("10.0.0.%d", 1+i))
+			for id := range uint16(2) {
+				a.rdma(id, ah, b.qp.Num(), abi.IORDMARead, int(id)*n, n, b.mr.RKey(), b.addr+uint64(id)*n, false)
+			}
+			list = append(list, a)
+		}
+		for i, a := range list {
+			for range 2 {
+				if c := a.poll(); c.Common.Status != 0 {
+					t.Errorf("READ of requester %d: got %+v, want success", i, c)
+				}
+			}
+			if !bytes.Equal(a.buf[:2*n], b.buf[:2*n]) {
+				t.Errorf("READ of requester %d: got other data than the peer has", i)
+			}
+		}
 	})
 }
