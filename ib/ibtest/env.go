@@ -164,7 +164,9 @@ func (p *waitLimit) yieldAndCheckOver() bool {
 		runtime.Gosched()
 		return false
 	}
-	yieldBriefly()
+	runtime.Gosched()
+	time.Sleep(p.pause)
+	p.pause = min(p.pause+p.pause/16, time.Millisecond)
 	p.iterations--
 	return p.iterations < 0 && time.Now().After(p.end)
 }

@@ -51,11 +51,12 @@ func (r *resultChecker) requireFeature(ability string, err error) {
 type waitLimit struct {
 	end        time.Time
 	iterations int
-	yields     int // yields so far; the first wait does not sleep
+	yields     int           // yields so far; the first wait does not sleep
+	pause      time.Duration // next sleep; grows to a millisecond
 }
 
 func (r *resultChecker) newWaitLimit() *waitLimit {
-	return &waitLimit{end: time.Now().Add(r.timeout), iterations: int(r.timeout / time.Millisecond)}
+	return &waitLimit{end: time.Now().Add(r.timeout), iterations: int(r.timeout / time.Millisecond), pause: briefly}
 }
 
 // eventually waits until cond holds.
@@ -68,10 +69,12 @@ func (r *resultChecker) eventually(what string, cond func() bool) {
 	}
 }
 
+const briefly = 20 * time.Microsecond
+
 // yieldBriefly yields to other threads for a short time.
 func yieldBriefly() {
 	runtime.Gosched()
-	time.Sleep(20 * time.Microsecond)
+	time.Sleep(briefly)
 }
 
 // waitCompletions polls a queue until it has n completions, which it returns in order.
