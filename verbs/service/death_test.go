@@ -84,7 +84,7 @@ func TestKilledServiceEndsWaits(t *testing.T) {
 	x, y := newTestEnd(t, s, 4096), newTestEnd(t, s, 4096)
 	x.connectTo(y)
 	x.postRecvs(3)
-	d, err := s.Open("")
+	d, err := s.Open("rxe0")
 	must(t, err)
 	defer d.Close()
 	ch, err := d.CreateChannel()

@@ -42,7 +42,7 @@ func connectToItself(qp *verbs.QP) error {
 
 func postAtRandomTimes(t *testing.T, open func(string) (*verbs.Device, error), qps int, length time.Duration) {
 	const threads = 3
-	d, err := open("")
+	d, err := open("rxe0")
 	must(t, err)
 	defer d.Close()
 	pd, err := d.AllocPD()
