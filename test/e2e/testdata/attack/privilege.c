@@ -12,7 +12,7 @@ int neighbour(int argc, char **argv)
 	long count = 0;
 	struct pollfd in = {0, POLLIN, 0};
 	say("ready");
-	for (;; usleep(500)) {
+	for (;; usleep(2000)) {
 		double began = now();
 		int op = atomics && count % 4 == 3;
 		enum ibv_wc_status s = move(&l, op ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_RDMA_WRITE, l.buf, op ? 8 : 64,
