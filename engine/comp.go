@@ -139,7 +139,7 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
 	qp.trace.note(traceSendDone, uint32(status))
 	if qp.recorder != nil {
-		qp.recorder.Completed(w.ID)
+		qp.recorder.Forget(w.ID)
 	}
 	if !qp.sq.Complete() {
 		qp.ringGone()

@@ -151,8 +151,8 @@ type CompletionQueue interface {
 
 // Recorder is a SendQueue that records the requests in flight, for the time after the service's death.
 type Recorder interface {
-	// Completed records that a taken request is no longer in flight. Completed is for the consumer.
-	Completed(id uint64)
+	// Forget records that a taken request is no longer in flight. Forget is for the consumer.
+	Forget(id uint64)
 }
 
 // WriteNotifier is a RecvQueue that can leave its requests to SENDs.

@@ -71,8 +71,8 @@ func (q *sendQueue) Take() {
 	q.take(1)
 }
 
-// Completed implements queue.Recorder.
-func (q *sendQueue) Completed(id uint64) { q.record.store(q.parts.Word(uint16(id)), 0) }
+// Forget implements queue.Recorder.
+func (q *sendQueue) Forget(id uint64) { q.record.store(q.parts.Word(uint16(id)), 0) }
 
 // Complete implements queue.WorkQueue.
 func (q *sendQueue) Complete() (ok bool) {
