@@ -21,8 +21,8 @@ func (w *workTracker) copySources(r *trackedRequest, wr *ib.SendWR) {
 	}
 	r.sampled = true
 	if p.cfg.Rules&sourceRules != 0 {
-		r.contents = w.newContents(wr.SGList, r.info.Length)
-		w.copyContents(&r.contents)
+		r.contents = w.o.newContents(wr.SGList, r.info.Length)
+		w.o.k.program.copyContents(&r.contents)
 		r.sampled = len(r.contents) > 0
 	}
 }
@@ -46,11 +46,11 @@ func (p *Program) regionByRKey(dev *ib.Device, rkey uint32) (region *memoryRegio
 }
 
 // newContents returns the elements of a list, up to a length, without copies.
-func (w *workTracker) newContents(list []ib.SGE, length uint64) (all []*contents) {
+func (o *checkedObject) newContents(list []ib.SGE, length uint64) (all []*contents) {
 	for i, s := range list {
 		n := min(uint64(s.Length), length)
 		length -= n
-		if r := w.findRegion(s); r != nil && n > 0 && !r.memory.OnDemand() {
+		if r := o.findRegion(s); r != nil && n > 0 && !r.memory.OnDemand() {
 			all = append(all, &contents{of: r, index: i, addr: s.Addr, n: n, at: s.Addr + r.memory.Addr() - r.memory.IOVA()})
 		}
 	}
@@ -58,8 +58,7 @@ func (w *workTracker) newContents(list []ib.SGE, length uint64) (all []*contents
 }
 
 // copyContents copies the elements. It removes elements that cannot be read, and those for which there is no room.
-func (w *workTracker) copyContents(all *[]*contents) {
-	p := w.o.k.program
+func (p *Program) copyContents(all *[]*contents) {
 	*all = slices.DeleteFunc(*all, func(c *contents) bool {
 		if c.copied != nil {
 			return false // the stored data
@@ -124,7 +123,7 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 				r.contents = nil
 			}
 			if r.isRead && isSampled(r.info.Index) && c.p.cfg.Rules&targetRules != 0 {
-				a.targets = append(a.targets, arrivedData{r, w.takeImages(r, r.info.Length)})
+				a.targets = append(a.targets, arrivedData{r, w.o.k.program.takeImages(w.o, r, r.info.Length)})
 			}
 		}
 	}
@@ -182,7 +181,7 @@ func (a *Arrival) addReceive(wc *ib.WC) {
 	}
 	r := from.recv[i]
 	r.info.QPN, r.info.Peer = a.w.qp.Num(), a.w.peer.Load()
-	if all := from.takeImages(r, n); len(all) > 0 {
+	if all := from.o.k.program.takeImages(from.o, r, n); len(all) > 0 {
 		a.targets = append(a.targets, arrivedData{r, all})
 	}
 }
@@ -199,7 +198,7 @@ func (a *Arrival) Copy() {
 		f.of.checkMapped(f.r)
 	}
 	for i := range a.targets {
-		a.w.copyContents(&a.targets[i].all)
+		a.w.o.k.program.copyContents(&a.targets[i].all)
 	}
 }
 

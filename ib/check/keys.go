@@ -154,7 +154,7 @@ func (w *workTracker) checkTargetKeys(r *trackedRequest, list []ib.SGE) {
 func (w *workTracker) recordTargets(r *trackedRequest, list []ib.SGE) {
 	if w.o.k.program != nil {
 		r.list = slices.Clone(list)
-		w.addImages(r)
+		w.o.k.program.addImages(w.o, r)
 	}
 }
 

@@ -138,7 +138,7 @@ func (q *userQueue) CheckMapped() {
 // mappedElements returns the elements of a request that lie in regions with pinned memory.
 func (w *workTracker) mappedElements(r *trackedRequest) (list []mappedElement) {
 	for i, s := range r.list {
-		if of := w.findRegion(s); of != nil && s.Length > 0 && !of.memory.OnDemand() {
+		if of := w.o.findRegion(s); of != nil && s.Length > 0 && !of.memory.OnDemand() {
 			list = append(list, mappedElement{w, r, of, i, s.Addr, uint64(s.Length), len(r.targets) > 0})
 		}
 	}

@@ -120,8 +120,8 @@ func (o *checkedObject) endRegionComparisons() {
 }
 
 // findRegion returns the region of a scatter/gather element, or nil if its memory is unknown.
-func (w *workTracker) findRegion(s ib.SGE) *memoryRegion {
-	x, ok := w.o.k.regions.Load(regionKey{w.o.dev, s.LKey})
+func (o *checkedObject) findRegion(s ib.SGE) *memoryRegion {
+	x, ok := o.k.regions.Load(regionKey{o.dev, s.LKey})
 	if !ok {
 		return nil
 	}
@@ -133,13 +133,13 @@ func (w *workTracker) findRegion(s ib.SGE) *memoryRegion {
 }
 
 // spansOf returns the memory of a scatter/gather list.
-func (w *workTracker) spansOf(list []ib.SGE) (spans []memorySpan) {
+func (o *checkedObject) spansOf(list []ib.SGE) (spans []memorySpan) {
 	for _, s := range list {
 		if s.Length == 0 {
 			continue
 		}
 		addr := s.Addr
-		if r := w.findRegion(s); r != nil {
+		if r := o.findRegion(s); r != nil {
 			addr += r.memory.Addr() - r.memory.IOVA()
 		}
 		spans = append(spans, memorySpan{addr, uint64(s.Length)})
@@ -148,12 +148,12 @@ func (w *workTracker) spansOf(list []ib.SGE) (spans []memorySpan) {
 }
 
 // ownedSpans returns the memory of a request that belongs to this process and can be accessed without a wait.
-func (w *workTracker) ownedSpans(list []ib.SGE) (spans []memorySpan) {
-	if !raceDetector || !w.o.k.cfg.Ownership {
+func (o *checkedObject) ownedSpans(list []ib.SGE) (spans []memorySpan) {
+	if !raceDetector || !o.k.cfg.Ownership {
 		return nil
 	}
 	for _, s := range list {
-		r := w.findRegion(s)
+		r := o.findRegion(s)
 		if s.Length == 0 || r == nil || !r.mu.TryRLock() {
 			continue
 		}
@@ -169,29 +169,29 @@ func (w *workTracker) ownedSpans(list []ib.SGE) (spans []memorySpan) {
 func (w *workTracker) recordRequestMemory(r *trackedRequest, wr *ib.SendWR) {
 	switch wr.Opcode {
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
-		r.targets = w.spansOf(wr.SGList)
+		r.targets = w.o.spansOf(wr.SGList)
 		r.isRead = true
 		w.recordTargets(r, wr.SGList)
-		r.owned = w.ownedSpans(wr.SGList)
+		r.owned = w.o.ownedSpans(wr.SGList)
 	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-		r.sent = w.spansOf(wr.SGList)
+		r.sent = w.o.spansOf(wr.SGList)
 		if wr.Flags&ib.SendInline == 0 {
 			r.since = w.o.k.landings.changeCount()
-			r.sources = w.sendSources(wr.SGList)
+			r.sources = w.o.sendSources(wr.SGList)
 			w.copySources(r, wr)
-			r.read = w.ownedSpans(wr.SGList)
+			r.read = w.o.ownedSpans(wr.SGList)
 		}
 	}
 }
 
 // sendSources returns the memory of a list with its sums, without memory that a peer may change.
-func (w *workTracker) sendSources(list []ib.SGE) (sources []sendSource) {
+func (o *checkedObject) sendSources(list []ib.SGE) (sources []sendSource) {
 	n := uint64(0)
 	for _, s := range list {
 		n += uint64(s.Length)
 	}
 	for _, e := range list {
-		of := w.findRegion(e)
+		of := o.findRegion(e)
 		if e.Length == 0 || of == nil || of.remote {
 			continue
 		}

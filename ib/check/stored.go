@@ -16,12 +16,12 @@ type storedImages struct {
 }
 
 // addImages begins to keep the data that the device stores to the elements of a request.
-func (w *workTracker) addImages(r *trackedRequest) {
-	s := &w.o.k.program.stores
-	if r.images != nil || !isSampled(r.info.Index) || w.o.k.program.cfg.Rules&targetRules == 0 {
+func (p *Program) addImages(o *checkedObject, r *trackedRequest) {
+	s := &p.stores
+	if r.images != nil || !isSampled(r.info.Index) || p.cfg.Rules&targetRules == 0 {
 		return
 	}
-	all := w.newContents(r.list, r.info.Length)
+	all := o.newContents(r.list, r.info.Length)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.live)+len(all) > maxImages {
@@ -94,9 +94,8 @@ func copyAt(to []byte, at uint64, b []byte, addr uint64) {
 
 // takeImages returns the elements of an executed request, up to a length, with the data that the device has stored.
 // Elements of which not all data are known have no copies.
-func (w *workTracker) takeImages(r *trackedRequest, length uint64) []*contents {
-	p := w.o.k.program
-	all := w.newContents(r.list, length)
+func (p *Program) takeImages(o *checkedObject, r *trackedRequest, length uint64) []*contents {
+	all := o.newContents(r.list, length)
 	p.stores.mu.Lock()
 	for _, c := range all {
 		for _, old := range r.images {

@@ -196,7 +196,7 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	for i := range wrs {
 		r := &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
 			info:    w.newInfo(&w.recvCount, receiveOpcode, f.consumerID(wrs[i].ID), wrs[i].SGList),
-			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)}
+			targets: w.o.spansOf(wrs[i].SGList), owned: w.o.ownedSpans(wrs[i].SGList)}
 		if p := w.o.k.program; p != nil {
 			r.stores, r.order = p.writes.changeCount(), w.emptyAt.Load()
 		}
