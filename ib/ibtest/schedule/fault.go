@@ -202,7 +202,7 @@ func compileRaced(ctx context.Context, p listedPackage, r *rewriter, binary stri
 	if err != nil {
 		return err
 	}
-	args := []string{"test", "-c", "-race", "-o", binary, "-overlay=" + overlay}
+	args := []string{"test", withPaths, "-c", "-race", "-o", binary, "-overlay=" + overlay}
 	for _, u := range unraced {
 		args = append(args, "-gcflags="+u+"=-race=false")
 	}

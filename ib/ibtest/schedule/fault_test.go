@@ -132,6 +132,7 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it compiles tests with the race detector")
 	}
+	t.Setenv("GOFLAGS", "-trimpath") // which the command must ignore
 	o := &commandOptions{first: 1, timeout: "1m", weak: "verbena/driver/loopback", check: consumerTimeout,
 		tests: []string{"./testdata/faulty"}}
 	dir := t.TempDir()

@@ -192,10 +192,13 @@ func (o *commandOptions) runTests(out io.Writer) error {
 	return nil
 }
 
+// withPaths is a flag of go test: the search recognises the files of reports by their whole paths.
+const withPaths = "-trimpath=false"
+
 // compileTests compiles the tests of a package. An empty overlay means none. It returns false if the package has no
 // tests.
 func compileTests(ctx context.Context, p listedPackage, binary, overlay string, race bool) (bool, error) {
-	args := []string{"test", "-c", "-o", binary}
+	args := []string{"test", withPaths, "-c", "-o", binary}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
 	}
