@@ -2,8 +2,6 @@
 GO ?= go
 BIN := bin/verbena
 export CGO_ENABLED := 0
-# With the same flags, all targets share the compiled packages.
-export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
 
 .PHONY: help
 help: ## list these targets
@@ -15,7 +13,7 @@ help-more: ## list the other targets: long runs, records, mutants, releases
 
 .PHONY: build
 build: ## build bin/verbena
-	$(GO) build -o $(BIN) ./cmd/verbena
+	$(GO) build -trimpath -o $(BIN) ./cmd/verbena
 
 .PHONY: tools
 tools: ## build the developer commands of module tools: api, prose, verdict, verbenavet, mutants, staticcheck, stringer
