@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -133,19 +134,31 @@ func TestWeakSearchNamesTheChoice(t *testing.T) {
 		return []string{"--", "sh", "-c", "$0 source right && test \"$($0 source $1)\" = ok", program, form}
 	}
 	log := filepath.Join(dir, "decisions")
-	code, out := exitCode(append([]string{"--weak=search:20", "--weak-log=" + log}, script("wrong")...)...)
-	text, err := os.ReadFile(log)
-	if code != 1 || err != nil {
-		t.Fatalf("search: got exit code %d, error %v and the output\n%s\nwant 1 and a log", code, err, out)
-	}
-	l, err := weak.ReadLog(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const most = 3
-	for _, d := range l.Decisions {
-		if d.Choice != weak.LateSource || d.Device != "weak/2" || !strings.HasPrefix(d.About, "QP ") {
-			t.Errorf("decision: got %s, want late-source on device weak/2", d.AppendText(nil))
+	var (
+		out  string
+		text []byte
+		l    *weak.Log
+	)
+	const most, searches = 3, 4
+	for i := 1; ; i++ {
+		code, err := 0, error(nil)
+		code, out = exitCode(append([]string{"--weak=search:20", "--weak-log=" + log}, script("wrong")...)...)
+		if text, err = os.ReadFile(log); code != 1 || err != nil {
+			t.Fatalf("search: got exit code %d, error %v and the output\n%s\nwant 1 and a log", code, err, out)
+		}
+		if l, err = weak.ReadLog(bytes.NewReader(text)); err != nil {
+			t.Fatal(err)
+		}
+		other := slices.IndexFunc(l.Decisions, func(d weak.Decision) bool {
+			return d.Choice != weak.LateSource || d.Device != "weak/2" || !strings.HasPrefix(d.About, "QP ")
+		})
+		if other < 0 {
+			break
+		}
+		// On a busy machine the program with the mistake fails in one of 100 runs without a decision: a thread of the
+		// service sends the message after the post. A search that meets two such runs finds another set.
+		if i == searches {
+			t.Fatalf("decision: got %s, want late-source on device weak/2", l.Decisions[other].AppendText(nil))
 		}
 	}
 	if n := len(l.Decisions); n == 0 || n > most {
