@@ -6,9 +6,9 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 )
@@ -62,10 +62,9 @@ func TestDecider(t *testing.T) {
 				tr := train(addrB, 30, 10*i, 2)
 				tr.QP = 17 + uint32(i%2)
 				send(t, a, tr)
-				time.Sleep(20 * time.Microsecond)
+				testutil.AdvanceTime(20 * time.Microsecond)
 			}
-			time.Sleep(time.Second)
-			synctest.Wait()
+			testutil.AdvanceTime(time.Second)
 			arrived = b.psns()
 			f.RemoveDecider(l)
 			send(t, a, train(addrB, 30, 1, 50)) // calls no decider

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"verbena/ib/weak"
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 	"verbena/link"
 )
 
@@ -151,15 +151,9 @@ func TestFaultDecisions(t *testing.T) {
 		t.Errorf("recording by another user: got %v, want EPERM", a.Errno)
 	}
 	c.Close()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	testutil.Eventually(t, "the end of the recording, with its connection", func() bool {
 		s.links.mu.Lock()
-		n := len(s.links.deciders)
-		s.links.mu.Unlock()
-		if n == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the end of the connection does not end the recording")
-		}
-	}
+		defer s.links.mu.Unlock()
+		return len(s.links.deciders) == 0
+	})
 }
