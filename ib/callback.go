@@ -196,7 +196,7 @@ func (c *callbackQueue) runWorkerIfNeeded() {
 func (c *callbackQueue) runWorker() {
 	c.mu.Lock()
 	for c.canRun() {
-		c.runOneCallback(true)
+		c.runOneCallback(true, nil)
 	}
 	c.endRunnerAndUnlock(true)
 }
@@ -214,12 +214,12 @@ func (c *callbackQueue) endRunnerAndUnlock(worker bool) {
 	c.unlockAndEnsureRunner()
 }
 
-// runOneCallback runs a due callback, either on a worker or on a thread that holds callbacks. runOneCallback returns
-// with mu held. If the callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs
-// the remaining callbacks.
+// runOneCallback runs a due callback, either on a worker or on a thread that holds callbacks, for the Hold by if that
+// is not nil. runOneCallback returns with mu held. If the callback panics or calls runtime.Goexit, the worker or the
+// hold ends, and another thread runs the remaining callbacks.
 //
 //verbena:held mu
-func (c *callbackQueue) runOneCallback(worker bool) {
+func (c *callbackQueue) runOneCallback(worker bool, by *Hold) {
 	epoch := c.epoch % 2
 	c.running[epoch]++
 	c.begun++
@@ -251,6 +251,7 @@ func (c *callbackQueue) runOneCallback(worker bool) {
 			c.endRunnerAndUnlock(worker)
 		}
 	}()
+	cq.runBy = by
 	cq.callHandler()
 	returned = true
 }
@@ -264,6 +265,7 @@ func (c *callbackQueue) finishEvent(epoch uint) {
 
 // finishHandler records that the handler of cq has returned. finishHandler returns with mu held.
 func (c *callbackQueue) finishHandler(epoch uint, cq *CQ) {
+	cq.runBy = nil
 	again := cq.notify.applyTransition(notify.Notice.EndHandler)
 	c.mu.Lock()
 	if again {
@@ -369,7 +371,7 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 	c := &d.callbacks
 	c.mu.Lock()
 	for n := 0; n < most && c.canRun(); n++ {
-		c.runOneCallback(false)
+		c.runOneCallback(false, by)
 	}
 	c.endRunnerAndUnlock(false)
 }
@@ -386,6 +388,9 @@ type Hold struct {
 	stall   Staller
 	keeps   bool
 	rest    Work
+	takes   bool // the caller of Run calls TakeLater
+	later   []LateWork
+	few     [4]LateWork // initial backing array of later
 }
 
 // Staller receives reports of deferred work that is blocked. Stalled may not sleep.
@@ -447,6 +452,20 @@ func (h *Hold) Rest() (w Work) {
 	return w
 }
 
+// LateWork is an action of a completion handler's consumer for the caller of Run. RunLate may sleep, and may block for
+// ever.
+type LateWork interface{ RunLate() }
+
+// TakeLater removes the work that completion handlers have left for the caller of Run ([UserSide.RunLater]), and passes
+// each element to take. TakeLater is called after Run.
+func (h *Hold) TakeLater(take func(LateWork)) {
+	for _, w := range h.later {
+		take(w)
+	}
+	clear(h.later)
+	h.later = h.later[:0]
+}
+
 // Add holds the callbacks of a device until Run, as HoldCallbacks does. Add does nothing if h is nil or contains the
 // device already. The thread that calls Add must also call Run. Add may not be called from a consumer's callback or
 // from a driver's method. The exception is [UserQP].Doorbell, which may call Add on its Hold argument. Add may not
@@ -474,7 +493,7 @@ func (h *Hold) Run() {
 	next := 0
 	defer func() {
 		clear(h.work)
-		h.work, h.stall, h.keeps = h.work[:0], nil, false
+		h.work, h.stall, h.keeps, h.takes = h.work[:0], nil, false, false
 		for ; next < len(h.devices); next++ {
 			h.devices[next].runCallbacks(h, 0)
 		}

@@ -22,6 +22,7 @@ type CQ struct {
 	event   func(*CQ, EventType)
 	entries atomic.Int64
 	notify  atomicNotice
+	runBy   *Hold // the Hold that runs the handler now, or nil; belongs to the thread of the handler
 
 	// UserData is for the consumer; the midlayer does not use it.
 	UserData any

@@ -127,11 +127,28 @@ func (s UserSide) Queue(qp *QP) (UserQP, bool) {
 	return As[UserQP](qp.queue)
 }
 
-// HoldCallbacks adds the device to h ([Hold.Add]) on behalf of the thread that executes a program's call. HoldCallbacks
-// may not sleep.
+// HoldCallbacks adds the device to h ([Hold.Add]) on behalf of the thread that executes a program's call. This thread
+// must call [Hold.TakeLater] after each [Hold.Run]. HoldCallbacks may not sleep.
 func (s UserSide) HoldCallbacks(d *Device, h *Hold) {
 	s.key.MustBeValid()
 	h.Add(&d.handle)
+	h.takes = true
+}
+
+// RunLater leaves w to the thread that runs the completion handler of cq now, if that thread holds callbacks by
+// [UserSide.HoldCallbacks]. It receives w from [Hold.TakeLater]. RunLater returns false on any other thread. Only the
+// completion handler of cq may call RunLater, on its own thread. RunLater may not sleep.
+func (s UserSide) RunLater(cq *CQ, w LateWork) bool {
+	s.key.MustBeValid()
+	h := cq.runBy
+	if h == nil || !h.takes {
+		return false
+	}
+	if h.later == nil {
+		h.later = h.few[:0]
+	}
+	h.later = append(h.later, w)
+	return true
 }
 
 // Fail is [DeviceHandle.Fail], for a panic in a program's call. Fail may not sleep.

@@ -32,6 +32,8 @@ type deviceCalls struct {
 	known   callerCache      // cached facts about the caller
 	event   *ucma.TakenEvent // event taken from the queue for the answer, or nil
 	stalled bool             // Stalled has answered the call
+	later   []ib.LateWork    // work that runs after the answer
+	few     [4]ib.LateWork   // array of later
 }
 
 var (
@@ -40,7 +42,12 @@ var (
 	_ uverbs.Peeker = (*deviceCalls)(nil)
 	_ uverbs.Tracer = (*deviceCalls)(nil)
 	_ ib.Staller    = (*deviceCalls)(nil)
+
+	_ uverbs.LateWorker = (*deviceCalls)(nil)
 )
+
+// maxLateWorkers limits the workers of a session that run work after an answer, because this work may block for ever.
+const maxLateWorkers = sharedTokens
 
 // beginAnswer removes the state of the previous call.
 func (dc *deviceCalls) beginAnswer() { dc.known, dc.desc = callerCache{}, nil }
@@ -251,6 +258,47 @@ func (dc *deviceCalls) Stalled() {
 		}
 		file.endCall() // may end the file
 	}()
+}
+
+// RunLater keeps w for runLater. w may block a worker of this session, and the end of the session. RunLater therefore
+// returns false for a process of another session or user, if other workers of the session run such work, and if there
+// is much of it. (uverbs.LateWorker)
+func (dc *deviceCalls) RunLater(w ib.LateWork, of uverbs.Process) bool {
+	t := dc.caller.session
+	if o, ok := of.(*opener); !ok || o.session != t || o.user != t.user {
+		return false
+	}
+	if dc.later == nil {
+		dc.later = dc.few[:0]
+	}
+	late := &t.lateWorkers
+	switch len(dc.later) {
+	case 0:
+		if late.Add(1) > maxLateWorkers {
+			late.Add(-1)
+			return false
+		}
+	case len(dc.few):
+		return false
+	}
+	dc.later = append(dc.later, w)
+	return true
+}
+
+// runLater runs the work that RunLater has kept. The call has been answered. If the work blocks, the watchdog passes
+// the token, and another worker answers the next calls.
+func (dc *deviceCalls) runLater() {
+	if len(dc.later) == 0 {
+		return
+	}
+	dc.token.beginLateWork()
+	defer dc.token.endBusy()
+	for _, w := range dc.later {
+		w.RunLate()
+	}
+	clear(dc.later)
+	dc.later = dc.later[:0]
+	dc.caller.session.lateWorkers.Add(-1)
 }
 
 // reportRefusal reports and logs a command that fails. The error begins with the name of the command.

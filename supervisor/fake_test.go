@@ -115,7 +115,7 @@ func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverb
 		if err != nil {
 			return nil, err
 		}
-		f := &fakeFile{name: p.Name(), uid: p.UID(), pid: p.PID(), mem: m, region: r, closed: make(chan struct{}),
+		f := &fakeFile{by: p, name: p.Name(), uid: p.UID(), pid: p.PID(), mem: m, region: r, closed: make(chan struct{}),
 			gate: make(chan struct{}, 1)}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -157,6 +157,7 @@ func (s *fakeServer) waitForOpen(t *testing.T, n int) *fakeFile {
 }
 
 type fakeFile struct {
+	by       uverbs.Process
 	name     string
 	uid, pid int
 	mem      uverbs.Memory
@@ -186,6 +187,7 @@ const (
 	opRegister // registers the page at address in
 	opLoad     // out = first word of the registered page
 	opStore    // stores in into that word
+	opLate     // leaves work that receives from gate for after the answer; out = 1 if it runs then
 )
 
 func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
@@ -232,6 +234,10 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 		<-f.gate
 	case opGo:
 		f.gate <- struct{}{}
+	case opLate:
+		if c.(uverbs.LateWorker).RunLater(lateWork{f}, f.by) {
+			out = 1
+		}
 	case opSameFile:
 		_, ino, err := c.FileInode(int(in))
 		if err != nil {
@@ -261,6 +267,14 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	}
 	binary.NativeEndian.PutUint64(b, out)
 	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
+}
+
+// lateWork is work that blocks until a program executes opGo.
+type lateWork struct{ f *fakeFile }
+
+func (w lateWork) RunLate() {
+	w.f.waiting.Add(1)
+	<-w.f.gate
 }
 
 func (f *fakeFile) HasNewRequests() bool { return true }

@@ -27,6 +27,7 @@ import (
 // program named in the environment. A program fails by a panic.
 var testPrograms = map[string]func(args []string){
 	"commands":  programCommands,
+	"late":      programLateWork,
 	"hold":      programHold,
 	"lastclose": programLastClose,
 	"nested":    programStartNested,
@@ -290,6 +291,36 @@ func programWaitOnThread(args []string) {
 		panicUnless(issueOp(fd, &op) == 0, "go")
 	}
 	wg.Wait()
+	fmt.Println("ok")
+}
+
+// programLateWork makes workers block in work after an answer. Its calls must still be answered.
+func programLateWork([]string) {
+	runtime.LockOSThread()
+	fd := openDevice()
+	call := func(op fakeOp) uint64 {
+		panicUnless(issueOp(fd, &op) == 0, "operation %d", op.op)
+		return op.out
+	}
+	for i := range maxLateWorkers + 2 {
+		want := uint64(1)
+		if i >= maxLateWorkers {
+			want = 0
+		}
+		out := call(fakeOp{op: opLate})
+		panicUnless(out == want, "work %d after the answer: got %d, want %d", i, out, want)
+		panicUnless(call(fakeOp{op: opIncrement, in: 4}) == 5, "increment")
+		_, err := ringDoorbell(fd)
+		panicUnless(err == nil, "doorbell: %v", err)
+	}
+	for range maxLateWorkers {
+		call(fakeOp{op: opGo})
+	}
+	for i := 0; call(fakeOp{op: opLate}) != 1; i++ { // a worker counts until its work has ended
+		panicUnless(i < 1000, "the workers are still counted")
+		time.Sleep(time.Millisecond)
+	}
+	call(fakeOp{op: opGo})
 	fmt.Println("ok")
 }
 

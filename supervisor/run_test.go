@@ -230,6 +230,15 @@ print(struct.unpack("QQQ", b)[2], sorted(os.listdir("/sys/class/infiniband/rxe0/
 	}
 }
 
+// TestWorkAfterTheAnswer tests that the calls of a program are answered while workers are blocked in work after an
+// answer.
+func TestWorkAfterTheAnswer(t *testing.T) {
+	w := newFixture(t)
+	if got := w.mustRunSelf("late"); got != "ok" {
+		t.Errorf("output: got %q, want ok", got)
+	}
+}
+
 func TestCommands(t *testing.T) {
 	w := newFixture(t)
 	fds := countOpenDescriptors(t)

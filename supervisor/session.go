@@ -74,11 +74,13 @@ type Session struct {
 	canSync bool        // the kernel supports SYNC_WAKE_UP
 	sync    atomic.Bool // SYNC_WAKE_UP is enabled
 
-	tokens  workerTokens
-	intake  receiveState
-	direct  *directReceive
-	workers sync.WaitGroup
-	cache   [cacheSize]atomic.Pointer[cachedFile]
+	tokens workerTokens
+	// lateWorkers is the number of workers that run work after an answer, or have it to run.
+	lateWorkers atomic.Int32
+	intake      receiveState
+	direct      *directReceive
+	workers     sync.WaitGroup
+	cache       [cacheSize]atomic.Pointer[cachedFile]
 
 	entered atomic.Bool // the working directory of a process may be virtual
 

@@ -242,7 +242,17 @@ func (h *tokenHolder) beginCommand(c call, doorbell bool) {
 	t.passToken()
 }
 
-// endBusy is called after the answer is complete.
+// beginLateWork must be called before work after an answer. The caller must call endBusy afterwards.
+func (h *tokenHolder) beginLateWork() {
+	if !h.held {
+		return
+	}
+	h.calls.Add(1)
+	h.busy.Store(busy)
+	h.tokens.startWatchdog(true)
+}
+
+// endBusy is called after the answer, or work after it, is complete.
 func (h *tokenHolder) endBusy() {
 	t := h.tokens
 	if h.timed {

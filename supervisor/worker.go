@@ -63,6 +63,7 @@ func (w *worker) run() {
 				return
 			}
 			w.answerCall()
+			w.devices.runLater()
 			w.token.held = w.token.held && !t.tokens.removeSurplusToken()
 		}
 	}

@@ -107,7 +107,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 		if o.channel, err = f.events.findChannel(dev, ino); err != nil {
 			return fail(fmt.Errorf("descriptor %d: %w", req.CompChannel, err))
 		}
-		completed = func(*ib.CQ) { o.channel.raiseCompletion(&o.comp, o.user) }
+		completed = func(cq *ib.CQ) { o.channel.raiseCompletion(cq, &o.comp, o.user) }
 	}
 	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.raiseAsync(&o.async, o.user, e) }
 	init := ib.CQInit{

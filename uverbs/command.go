@@ -210,7 +210,7 @@ func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
 	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
 	c.udata.Defer = func(s ib.Stored) { c.stored = &s }
-	defer c.callbacks.Run()
+	defer runHold(&c.callbacks, nil) // no event waits for the response, which the caller's memory may block
 	if err := c.announceVerb(); err != nil {
 		return err
 	}

@@ -141,11 +141,32 @@ func stallerOf(c Caller) ib.Staller {
 	return s
 }
 
-// runCallbacks ends the Hold h. h may be nil.
-func runCallbacks(h *ib.Hold) {
+// LateWorker is a Caller that can run work after its call has been answered. w may block for ever, while programs with
+// descriptors of the process of do not answer. RunLater therefore returns false unless that process and the caller
+// belong together. RunLater may not sleep.
+type LateWorker interface {
+	RunLater(w ib.LateWork, of Process) bool
+}
+
+// runCallbacks ends the Hold h for the caller c, whose answer stores nothing in memory. h may be nil. Events of
+// processes that belong to c are written after the answer. c may be nil.
+func runCallbacks(h *ib.Hold, c any) {
 	if h != nil {
-		h.Run()
+		runHold(h, c)
 		holdPool.Put(h)
+	}
+}
+
+func runHold(h *ib.Hold, c any) {
+	defer h.TakeLater(func(w ib.LateWork) { runLater(w, c) })
+	h.Run()
+}
+
+// runLater makes the caller c run w after the answer, or starts a goroutine for it.
+func runLater(w ib.LateWork, c any) {
+	e := w.(*eventFile)
+	if late, ok := c.(LateWorker); !ok || !late.RunLater(e, e.proc) {
+		go e.run()
 	}
 }
 
@@ -183,7 +204,7 @@ func (f *File) ringAllPosted(c Caller) (rang bool) {
 		return false // the command is rejected, or names the queue pair
 	}
 	var h *ib.Hold
-	defer func() { runCallbacks(h) }()
+	defer func() { runCallbacks(h, c) }()
 	for _, qp := range *few {
 		if f.ringIfWanted(stallerOf(c), qp, hasPosted, &h) {
 			rang = true
@@ -205,7 +226,7 @@ func (f *File) executeDoorbell(c Caller, b []byte) (rang bool) {
 		return false
 	}
 	var h *ib.Hold
-	defer func() { runCallbacks(h) }()
+	defer func() { runCallbacks(h, c) }()
 	return f.ringIfWanted(stallerOf(c), qp.(*qpObject), canSend, &h)
 }
 
@@ -228,12 +249,12 @@ type RingScan struct {
 // requests.
 func (f *File) RingPosted(on ib.Staller, s *RingScan, all bool) (found bool, err error) {
 	var h *ib.Hold
-	defer func() { runCallbacks(h) }()
+	defer func() { runCallbacks(h, nil) }()
 	found, err = f.ringSome(on, s, all, &h)
 	patient, _ := on.(IdleReporter)
 	for h != nil && patient != nil {
 		h.Keep()
-		h.Run()
+		runHold(h, nil)
 		rest := h.Rest()
 		if rest == nil {
 			holdPool.Put(h)
@@ -394,7 +415,7 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	qp := o.(*qpObject)
 	var h *ib.Hold
 	rang := f.ringIfWanted(stallerOf(c), qp, canSend, &h)
-	runCallbacks(h)
+	runCallbacks(h, c)
 	if !rang {
 		return &QPError{f.dev.ib.Name(), qp.Num(),
 			fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.Num(), qp.State(), syscall.EINVAL)}

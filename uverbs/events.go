@@ -10,20 +10,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
 	"verbena/internal/kept"
 	"verbena/internal/quota"
 	"verbena/internal/reopen"
 	"verbena/uapi"
 )
 
-// setEventFile is the service's end of a completion channel or of an asynchronous event file (struct
-// ib_uverbs_event_queue). An setEventFile is a pipe; the program has the read end.
+// eventFile is the service's end of a completion channel or of an asynchronous event file (struct
+// ib_uverbs_event_queue). An eventFile is a pipe; the program has the read end.
 //
 // The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
 // Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
-// therefore only queues the record, and a goroutine writes the record (pump). A thread must acquire the token
-// before a call on the pipe. mu is not held during such calls. newUserPipeGate limits the number of threads in calls on
-// the pipes of a user's files.
+// therefore only queues the record. A thread that answers a doorbell of the same session writes the record after the
+// answer (RunLate), because a goroutine would take a fifth of the round trip. In all other cases a goroutine writes it
+// (writeLoop). A thread must acquire the token before a call on the pipe. mu is not held during such calls. pipeGate
+// limits the number of threads in calls on the pipes of a user's files.
 //
 // A record that does not fit into the pipe remains in records. Records are read in the order in which they were
 // written. The number of bytes in the pipe therefore shows which events the program has read. The contents of these
@@ -41,13 +43,14 @@ type eventFile struct {
 	dev, ino uint64 // identity of the pipe, common to both ends
 	size     int    // bytes per record
 	pipe     *os.File
-	fd       int // write end, used with the token while state is not closed
-	cqs      int // number of completion queues of the channel; under eventFiles.mu
+	fd       int     // write end, used with the token while state is not closed
+	cqs      int     // number of completion queues of the channel; under eventFiles.mu
+	proc     Process // opened the file of the channel; nil for asynchronous events
 	user     *quota.User
 	kept     *kept.UserObjects
 	note     kept.FileNote // charge for the read end
 	gate     *pipeGate
-	run      func()        // pump, stored so that starting it does not allocate
+	run      func()        // writeLoop, stored so that starting it does not allocate
 	token    chan struct{} // contains an element while a thread has the token
 	over     chan struct{} // closed when the pipe is closed
 
@@ -62,13 +65,13 @@ type eventFile struct {
 	sent    int
 	// number of records after the sent ones that are being written; the program may already have read them
 	writing  int
-	flushing bool // pump is running
+	flushing bool // writeLoop or RunLate is running, or will run
 	full     bool // the pipe was full at the last write
 	mute     bool // the pipe seems to be blocked
 }
 
-// newUserPipeGate limits the number of threads in calls on the pipes of one context and of one user, because these
-// calls may block for ever. A nil newUserPipeGate has no limit.
+// pipeGate limits the number of threads in calls on the pipes of one context and of one user, because these calls may
+// block for ever. A nil pipeGate has no limit.
 type pipeGate struct{ context, user chan struct{} }
 
 const (
@@ -98,6 +101,25 @@ func (g *pipeGate) enter(expired <-chan time.Time) bool {
 	case g.user <- struct{}{}:
 		return true
 	case <-expired:
+		<-g.context
+		return false
+	}
+}
+
+// tryEnter is enter without waiting.
+func (g *pipeGate) tryEnter() bool {
+	if g == nil {
+		return true
+	}
+	select {
+	case g.context <- struct{}{}:
+	default:
+		return false
+	}
+	select {
+	case g.user <- struct{}{}:
+		return true
+	default:
 		<-g.context
 		return false
 	}
@@ -178,20 +200,20 @@ func (e *eventFile) closePipe() {
 	close(e.over)
 }
 
-// raiseCompletion raises a completion event. raiseCompletion may not sleep, and does not allocate after the first
-// events.
-func (e *eventFile) raiseCompletion(src *eventSource, userHandle uint64) {
+// raiseCompletion raises a completion event of cq, in the completion handler of cq. raiseCompletion may not sleep, and
+// does not allocate after the first events.
+func (e *eventFile) raiseCompletion(cq *ib.CQ, src *eventSource, userHandle uint64) {
 	r := eventRecord{src: src}
 	desc := uapi.CompEventDesc{CQHandle: userHandle}
 	uapi.Encode(r.data[:], &desc)
-	e.raiseRecord(r)
+	e.raiseRecord(r, cq)
 }
 
 // raiseAsync raises an asynchronous event. element is the user's handle of the object, or a port. e may be nil, if
 // there is no reader. raiseAsync may not sleep.
 func (e *eventFile) raiseAsync(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
-		e.raiseRecord(asyncRecord(src, element, t))
+		e.raiseRecord(asyncRecord(src, element, t), nil)
 	}
 }
 
@@ -202,29 +224,36 @@ func asyncRecord(src *eventSource, element uint64, t uapi.EventType) eventRecord
 	return r
 }
 
-func (e *eventFile) raiseRecord(r eventRecord) {
+// raiseRecord queues a record, and sees to it that a thread writes it. The thread that runs the completion handler of
+// cq may write it later. cq may be nil.
+func (e *eventFile) raiseRecord(r eventRecord, cq *ib.CQ) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.state != eventsOpen {
+	if e.state != eventsOpen || !e.queueRecord(r) || e.flushing {
 		return
 	}
-	e.queueRecord(r)
+	e.flushing = true
+	if cq == nil || !userOps.RunLater(cq, e) {
+		go e.run()
+	}
 }
 
+// queueRecord queues a record. It returns false if an identical unread event stands for r. The queue therefore contains
+// few records per source.
+//
 //verbena:held mu
-func (e *eventFile) queueRecord(r eventRecord) {
-	// An identical unread event is coalesced. The queue therefore contains few records per source.
+func (e *eventFile) queueRecord(r eventRecord) bool {
 	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxIdenticalEvents) &&
 		slices.Contains(e.records[e.sent+e.writing:], r) {
-		return
+		return false
 	}
 	e.records = append(e.records, r)
 	r.src.raised++
 	r.src.waiting++
-	e.startWriteLoop()
+	return true
 }
 
-// startWriteLoop starts pump if pump has work.
+// startWriteLoop starts writeLoop, unless a thread writes records.
 //
 //verbena:held mu
 func (e *eventFile) startWriteLoop() {
@@ -243,53 +272,92 @@ func (e *eventFile) writeLoop() {
 		e.gate.leave()
 		<-e.token
 		switch next {
-		case pumpWaits:
+		case writeLoopWaits:
 			e.awaitSpace()
-		case pumpEnds:
+		case writeLoopEnds:
 			return
 		}
 	}
+}
+
+// maxLaterSteps limits the steps of RunLate.
+const maxLaterSteps = 8
+
+// RunLate writes the queued records on a thread that has other work, such as the calls of a program. A goroutine waits
+// for the token and for space, and does the rest of long work. RunLate may block for ever in a call on the pipe.
+// (ib.LateWork)
+func (e *eventFile) RunLate() {
+	if next := e.tryWrite(); next != writeLoopEnds {
+		go e.run()
+	}
+}
+
+// tryWrite executes steps of writeLoop without waiting for the token or for space in the pipe. It returns writeLoopEnds
+// if no work is left.
+func (e *eventFile) tryWrite() writeLoopStep {
+	select {
+	case e.token <- struct{}{}:
+	default:
+		return writeLoopGoesOn
+	}
+	defer func() { <-e.token }()
+	if !e.gate.tryEnter() {
+		return writeLoopGoesOn
+	}
+	defer e.gate.leave()
+	for range maxLaterSteps {
+		e.mu.Lock()
+		open := e.state == eventsOpen
+		e.mu.Unlock()
+		if !open {
+			break // the end takes longer
+		}
+		if next := e.runWriteLoopStep(); next != writeLoopGoesOn {
+			return next
+		}
+	}
+	return writeLoopGoesOn
 }
 
 // maxIdenticalEvents is the maximum number of identical events that wait for a pipe that is not full. More identical
 // events wait only if the pipe is blocked.
 const maxIdenticalEvents = 16
 
-// writeLoopStep is the next step of pump.
+// writeLoopStep is the next step of writeLoop.
 type writeLoopStep uint8
 
 const (
-	pumpGoesOn writeLoopStep = iota
-	pumpWaits                // the pipe is full
-	pumpEnds
+	writeLoopGoesOn writeLoopStep = iota
+	writeLoopWaits                // the pipe is full
+	writeLoopEnds
 )
 
 // pipeWriteSize is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
 const pipeWriteSize = 512
 
-// runWriteLoopStep executes one step of pump. The caller must have the token.
+// runWriteLoopStep executes one step of writeLoop. The caller must have the token.
 func (e *eventFile) runWriteLoopStep() writeLoopStep {
 	e.mu.Lock()
 	switch nothing := e.sent == len(e.records); {
 	case e.state == eventsEnding && !e.swept:
 		e.mu.Unlock()
 		e.beginEventFileEnd()
-		return pumpGoesOn
+		return writeLoopGoesOn
 	case e.state == eventsClosed, e.state == eventsEnding && nothing:
 		e.state = eventsClosed // flushing stays set
 		e.mu.Unlock()
 		e.closePipe()
-		return pumpEnds
+		return writeLoopEnds
 	case nothing:
 		e.flushing = false
 		e.mu.Unlock()
-		return pumpEnds
+		return writeLoopEnds
 	}
 	e.mu.Unlock()
 	return e.writeRecords()
 }
 
-// writeRecords writes a batch of queued records. writeRecords returns pumpEnds if there are no queued records. The
+// writeRecords writes a batch of queued records. writeRecords returns writeLoopEnds if there are no queued records. The
 // caller must have the token.
 func (e *eventFile) writeRecords() writeLoopStep {
 	e.mu.Lock()
@@ -301,7 +369,7 @@ func (e *eventFile) writeRecords() writeLoopStep {
 	var buf [pipeWriteSize]byte
 	n := e.nextRecords(buf[:])
 	if n == 0 {
-		return pumpEnds
+		return writeLoopEnds
 	}
 	_, err := unix.Write(e.fd, buf[:n]) // all or nothing
 	return e.recordWriteResult(err)
@@ -332,7 +400,7 @@ func (e *eventFile) recordWriteResult(err error) writeLoopStep {
 		e.sent += n
 	case unix.EINTR:
 	case unix.EAGAIN:
-		return pumpWaits
+		return writeLoopWaits
 	default: // EPIPE: the program has closed the read end
 		for _, r := range e.records[e.sent:] {
 			r.src.waiting--
@@ -340,7 +408,7 @@ func (e *eventFile) recordWriteResult(err error) writeLoopStep {
 		}
 		e.records = slices.Delete(e.records, e.sent, len(e.records))
 	}
-	return pumpGoesOn
+	return writeLoopGoesOn
 }
 
 // awaitSpace waits in the poller until the pipe has space or must be closed.
@@ -412,7 +480,7 @@ func (e *eventFile) removeObjectEvents(src *eventSource) (reported uint32) {
 	e.mu.Unlock()
 	if some && e.takeToken() {
 		e.removeUnreadRecords(func(r eventRecord) bool { return r.src == src })
-		for e.writeRecords() == pumpGoesOn { // writes the records after the removed ones
+		for e.writeRecords() == writeLoopGoesOn { // writes the records after the removed ones
 		}
 		e.releaseToken()
 	}
@@ -493,7 +561,7 @@ func (e *eventFile) requeueUnreadRecords() {
 
 // endEventFile ends the event file after the removal of the device. endEventFile removes unread events of objects,
 // which have been destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the
-// last event. The reader then sees the end of the file. The goroutine pump executes these steps.
+// last event. The reader then sees the end of the file. The goroutine writeLoop executes these steps.
 func (e *eventFile) endEventFile(fatal bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -551,7 +619,7 @@ func (e *eventFile) closeIfReaderClosed() bool {
 	e.mu.Lock()
 	idle := !e.flushing && e.state != eventsClosed
 	if idle {
-		e.state, e.flushing = eventsClosed, true // prevents another pump
+		e.state, e.flushing = eventsClosed, true // prevents another writeLoop
 	}
 	e.mu.Unlock()
 	if idle {
@@ -562,6 +630,7 @@ func (e *eventFile) closeIfReaderClosed() bool {
 
 // eventFiles holds the event files of one context.
 type eventFiles struct {
+	proc     Process
 	user     *quota.User
 	kept     *kept.UserObjects
 	gate     *pipeGate
@@ -587,6 +656,7 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	if e, reader, err = newEventFile(compRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
 	}
+	e.proc = s.proc
 	s.mu.Lock()
 	var gone []*eventFile
 	if n := len(s.channels); n <= maxCheckedChannels || n >= s.sweepAt {

@@ -441,7 +441,7 @@ func TestClosedEventFilesRefuseNew(t *testing.T) {
 	if other[1] != e.fd {
 		t.Fatalf("descriptor: got %d, want %d", other[1], e.fd)
 	}
-	e.raiseCompletion(new(eventSource), 1)
+	e.raiseCompletion(nil, new(eventSource), 1)
 	if n, err := unix.Read(other[0], make([]byte, 8)); err != unix.EAGAIN {
 		t.Errorf("bytes in another file: got %d, want none", n)
 	}
@@ -459,7 +459,7 @@ func TestEventDuringWriteIsSeparate(t *testing.T) {
 	defer e.close()
 	e.token <- struct{}{} // the test acts as the writer
 	src := &eventSource{}
-	e.raiseCompletion(src, 0xa)
+	e.raiseCompletion(nil, src, 0xa)
 	var buf [pipeWriteSize]byte
 	n := e.nextRecords(buf[:])
 	if n != e.size {
@@ -469,7 +469,7 @@ func TestEventDuringWriteIsSeparate(t *testing.T) {
 	e.full = true // the state after a write to a full pipe
 	e.mu.Unlock()
 	for range 2 {
-		e.raiseCompletion(src, 0xa)
+		e.raiseCompletion(nil, src, 0xa)
 	}
 	if _, err := unix.Write(e.fd, buf[:n]); err != nil {
 		t.Fatal(err)
@@ -495,7 +495,7 @@ func TestEventsAreBounded(t *testing.T) {
 	srcs := []*eventSource{{}, {}}
 	for range 3 * maxIdenticalEvents {
 		for i, src := range srcs {
-			e.raiseCompletion(src, uint64(i))
+			e.raiseCompletion(nil, src, uint64(i))
 		}
 	}
 	e.mu.Lock()
@@ -520,7 +520,7 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	read(2 * maxIdenticalEvents)
 	for range 1000 {
-		e.raiseCompletion(srcs[0], 0)
+		e.raiseCompletion(nil, srcs[0], 0)
 		read(1)
 	}
 	e.mu.Lock()
@@ -574,4 +574,175 @@ func TestEventFileIsFoundByIdentity(t *testing.T) {
 		t.Errorf("uses of the channel: got %d, want 1", channel.cqs)
 	}
 	s.releaseChannel(channel)
+}
+
+// lateCaller runs work after its call has been answered, as the test asks.
+type lateCaller struct {
+	*program
+	refuses bool
+	mate    Process // the caller runs work only for this process
+	kept    []ib.LateWork
+}
+
+func (c *lateCaller) RunLater(w ib.LateWork, of Process) bool {
+	if c.refuses || of != c.mate {
+		return false
+	}
+	c.kept = append(c.kept, w)
+	return true
+}
+
+// TestEventAfterTheAnswer checks which thread writes the event of a completion that a caller's thread delivers: that
+// thread after the answer, or a goroutine at once. The thread may wait only for pipes of processes that belong to
+// the caller.
+func TestEventAfterTheAnswer(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		refuses bool
+		other   bool               // the process does not belong to the caller
+		late    bool               // the event is written after the answer
+		between func(e *eventFile) // runs before the work, in place of the rest of a call
+		after   func(e *eventFile) // runs after the work
+		ends    bool               // the pipe ends
+	}{
+		{name: "the process belongs to the caller", late: true},
+		{name: "the caller has no time", refuses: true},
+		{name: "another process", other: true},
+		{name: "another thread is at the pipe", late: true, between: func(e *eventFile) { e.token <- struct{}{} },
+			after: func(e *eventFile) { <-e.token }},
+		{name: "too many threads are at pipes", late: true, between: func(e *eventFile) {
+			for range maxAtPipes {
+				e.gate.enter(nil)
+			}
+		}, after: func(e *eventFile) {
+			for range maxAtPipes {
+				e.gate.leave()
+			}
+		}},
+		{name: "the channel ends", late: true, between: func(e *eventFile) { e.endEventFile(false) }, ends: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newFixture(t)
+			p := w.startProgram(byWrite)
+			caller := w.open(byWrite)
+			ch := p.createChannel()
+			cq := p.createCQ(ch, 0xa)
+			e := p.f.events.channels[0]
+			must(t, sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+			late := &lateCaller{program: caller, refuses: test.refuses, mate: p}
+			if test.other {
+				late.mate = caller
+			}
+
+			h := caller.f.newHold(nil)
+			p.fakeCQ(cq).Complete(ib.WC{})
+			runCallbacks(h, late)
+			if got := len(late.kept) == 1; got != test.late {
+				t.Fatalf("the caller has work after the answer: got %v, want %v", got, test.late)
+			}
+			if test.late {
+				if n, err := unix.IoctlGetInt(ch, unix.TIOCINQ); n != 0 || err != nil {
+					t.Errorf("before the answer: got %d bytes in the pipe, %v, want none", n, err)
+				}
+				if test.between != nil {
+					test.between(e)
+				}
+				late.kept[0].RunLate()
+				if test.after != nil {
+					test.after(e)
+				}
+			}
+			buf := make([]byte, compRecordSize)
+			n, err := unix.Read(ch, buf) // blocks until the record is written, or the pipe ends
+			if want := map[bool]int{false: compRecordSize, true: 0}[test.ends]; n != want || err != nil {
+				t.Errorf("read of the channel: got %d bytes, %v, want %d", n, err, want)
+			}
+			if !test.ends {
+				p.armAndComplete(cq) // the next event takes the usual way
+				if n, err := unix.Read(ch, buf); n != compRecordSize || err != nil {
+					t.Errorf("read of the next event: got %d bytes, %v, want %d", n, err, compRecordSize)
+				}
+			}
+		})
+	}
+}
+
+// TestLateEventOfFullPipe checks that work after the answer does not wait until a pipe has space.
+func TestLateEventOfFullPipe(t *testing.T) {
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
+	ch := p.createChannel()
+	cq := p.createCQ(ch, 0xa)
+	must(t, p.fillPipe(p.f.events.channels[0]))
+	must(t, sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+	late := &lateCaller{program: p, mate: p}
+	h := p.f.newHold(nil)
+	p.fakeCQ(cq).Complete(ib.WC{})
+	runCallbacks(h, late)
+	if len(late.kept) != 1 {
+		t.Fatalf("work after the answer: got %d elements, want 1", len(late.kept))
+	}
+	late.kept[0].RunLate() // returns although the pipe is full
+	for last := uint64(0); last != 0xa; {
+		buf := make([]byte, compRecordSize)
+		if _, err := unix.Read(ch, buf); err != nil {
+			t.Fatal(err)
+		}
+		last = uint64At(buf)
+	}
+}
+
+// fillPipe fills the pipe of e with bytes that are no event, as the program could.
+func (p *program) fillPipe(e *eventFile) error {
+	e.token <- struct{}{}
+	defer func() { <-e.token }()
+	for {
+		if _, err := unix.Write(e.fd, make([]byte, compRecordSize)); err == unix.EAGAIN {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// TestNoEventWaitsForAResponse checks that an event is written before the response of the delivering command, because
+// the response may block in memory for ever.
+func TestNoEventWaitsForAResponse(t *testing.T) {
+	w := newFixture(t)
+	p, a := w.startProgram(byWrite), w.startProgram(byWrite)
+	ch := p.createChannel()
+	cq := p.createCQ(ch, 0xa)
+	must(t, sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+	qp := a.createQP(a.allocPD(), a.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
+
+	h := p.f.newHold(nil) // a doorbell in progress
+	defer runCallbacks(h, nil)
+	p.fakeCQ(cq).Complete(ib.WC{})
+	late := &lateCaller{program: a, mate: p}
+	c := &struct {
+		*observedCaller
+		LateWorker
+	}{&observedCaller{program: a}, late}
+	stored := false
+	c.before = func(what string) {
+		if stored = what == "stores the response"; stored {
+			if n, err := unix.Read(ch, make([]byte, compRecordSize)); n != compRecordSize || err != nil {
+				t.Errorf("before the response: got %d bytes of the event, %v, want %d", n, err, compRecordSize)
+			}
+		}
+	}
+	cmd := uapi.AppendTo(nil, &uapi.CmdHdr{Command: uint32(uapi.CmdPostRecv), OutWords: 1,
+		InWords: uint16((cmdHdrSize + uapi.SizeOf[uapi.PostRecv]() + uapi.SizeOf[uapi.RecvWR]()) / 4)})
+	cmd = uapi.AppendTo(cmd, &uapi.PostRecv{QPHandle: qp, WRCount: 1, WQESize: uint32(uapi.SizeOf[uapi.RecvWR]()),
+		Response: addressOf(a.allocMem(8))})
+	cmd = uapi.AppendTo(cmd, &uapi.RecvWR{})
+	if _, err := a.f.Write(c, addressOf(a.storeBytes(cmd)), len(cmd)); err != nil {
+		t.Fatal(err)
+	}
+	if !stored {
+		t.Error("the command has stored no response")
+	}
+	if len(late.kept) != 0 {
+		t.Errorf("work after the answer: got %d elements, want none", len(late.kept))
+	}
 }

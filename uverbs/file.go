@@ -106,6 +106,7 @@ type File struct {
 
 func newFile(d *Device, p Process, m Memory) *File {
 	f := &File{dev: d, proc: p, user: p.User(), mem: m}
+	f.events.proc = p
 	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.ObjectsOf(f.user), d.srv.newUserPipeGate(f.user)
 	return f
 }

@@ -15,7 +15,7 @@ func TestCompletionEventDoesNotAllocate(t *testing.T) {
 	o := p.f.objects.find(p.createCQ(ch, 1)).res.(*cqObject)
 	buf := make([]byte, compRecordSize)
 	if n := testing.AllocsPerRun(200, func() {
-		o.channel.raiseCompletion(&o.comp, 1)
+		o.channel.raiseCompletion(nil, &o.comp, 1)
 		unix.Read(ch, buf)
 	}); n != 0 {
 		t.Errorf("allocations: got %v, want 0", n)

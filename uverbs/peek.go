@@ -75,7 +75,7 @@ func (f *File) armCQ(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
 		return false
 	}
 	h := f.newHold(stallerOf(c))
-	defer runCallbacks(h)
+	defer runCallbacks(h, c)
 	defer f.life.RUnlock()
 	cq, err := lookup[*cqObject](f, req.CQHandle)
 	if err != nil {
