@@ -287,6 +287,29 @@ func TestCloseAgain(t *testing.T) {
 	}
 }
 
+// TestConcurrentCloses destroys a queue pair on several goroutines. Each call must succeed, and return only after the
+// destruction: the completion queue is then unused.
+func TestConcurrentCloses(t *testing.T) {
+	w := newCheckedDevice(t)
+	for range 200 {
+		cq, err := completion.New(w.dev, completion.Init{Entries: 16, Context: completion.Worker})
+		must(t, err)
+		qp := w.newQP(cq, 2)
+		var closes sync.WaitGroup
+		var first sync.Once
+		for range 3 {
+			closes.Go(func() {
+				if err := qp.Destroy(); err != nil {
+					t.Error(err)
+				}
+				first.Do(func() { must(t, cq.Destroy()) })
+			})
+		}
+		closes.Wait()
+		must(t, errors.Join(qp.Drain(t.Context()), qp.Destroy()))
+	}
+}
+
 // TestConcurrentDrainsAreIndependent calls Drain concurrently. If the context of one caller ends, the other callers
 // must continue.
 func TestConcurrentDrainsAreIndependent(t *testing.T) {

@@ -18,12 +18,13 @@ type QP struct {
 	*ib.QP
 	send, recv *CQ
 
-	posting     atomic.Int64             // number of post calls in progress
-	outstanding atomic.Int64             // number of work requests with done functions that have not returned
-	draining    atomic.Bool              // posts are rejected
-	ended       atomic.Pointer[drainEnd] // set by Close
+	posting     atomic.Int64 // number of post calls in progress
+	outstanding atomic.Int64 // number of work requests with done functions that have not returned
+	draining    atomic.Bool  // posts are rejected
 	idle        chan struct{}
-	drainToken  chan struct{} // semaphore: full while a Drain is running
+	drainToken  chan struct{} // semaphore: full while a Drain or Close is running
+	ended       *drainEnd     // set by Close; guarded by drainToken
+	destroyed   bool          // guarded by drainToken
 	last        chan struct{} // closed at EventQPLastWQEReached; nil if the event cannot occur
 }
 
@@ -151,24 +152,48 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 // Drain may sleep and must not be called by a done function of the CQ. Drain processes a Direct CQ itself.
 // (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
-	if err := qp.drainOneAtATime(ctx); err != nil {
+	if err := qp.takeDrainToken(ctx); err != nil {
+		return err
+	}
+	defer qp.releaseDrainToken()
+	return qp.drainOnce(ctx)
+}
+
+// takeDrainToken rejects further posts, even if ctx has ended, and waits for the end of other Drains.
+func (qp *QP) takeDrainToken(ctx context.Context) error {
+	qp.draining.Store(true)
+	select {
+	case qp.drainToken <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case qp.drainToken <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return qp.wrapDrainError(context.Cause(ctx))
+	}
+}
+
+func (qp *QP) releaseDrainToken() { <-qp.drainToken }
+
+// drainOnce drains the queue pair, unless a Close has done so. The queue pair may then be destroyed.
+func (qp *QP) drainOnce(ctx context.Context) error {
+	if qp.ended != nil {
+		return qp.ended.err
+	}
+	return qp.wrapDrainError(qp.drainRequests(ctx))
+}
+
+func (qp *QP) wrapDrainError(err error) error {
+	if err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
 	}
 	return nil
 }
 
-func (qp *QP) drainOneAtATime(ctx context.Context) error {
-	qp.draining.Store(true) // also if ctx has ended
-	select {
-	case qp.drainToken <- struct{}{}: // one Drain at a time
-	default:
-		select {
-		case qp.drainToken <- struct{}{}:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	defer func() { <-qp.drainToken }()
+// drainRequests moves the queue pair to ERR and waits for its completions. The caller has the drainToken.
+func (qp *QP) drainRequests(ctx context.Context) error {
 	state := qp.State()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		return err
@@ -240,20 +265,26 @@ func (qp *QP) awaitAllCompletions(ctx context.Context) error {
 	return nil
 }
 
-// Close drains the queue pair, as Drain does, and destroys it. If ctx ends first, Close may be called again, and waits
-// for the rest. If one of its completion queues has failed, Close destroys the queue pair without calling the
-// remaining functions, and returns EIO. Close may sleep, and must not be called by a done function of the CQ.
+// Close drains the queue pair, as Drain does, and destroys it. Another Close waits for the destruction, and returns the
+// same result. If ctx ends first, Close may be called again, and waits for the rest. If one of its completion queues
+// has failed, Close destroys the queue pair without calling the remaining functions, and returns EIO. Close may sleep,
+// and must not be called by a done function of the CQ.
 func (qp *QP) Close(ctx context.Context) error {
-	end := qp.ended.Load()
-	if end == nil {
-		err := qp.Drain(ctx)
-		if err != nil && !errors.Is(err, errQueueFailed) {
-			return err
-		}
-		end = &drainEnd{err}
-		qp.ended.Store(end) // a former Close may still be destroying the queue pair
+	if err := qp.takeDrainToken(ctx); err != nil {
+		return err
 	}
-	return errors.Join(end.err, qp.QP.DestroyContext(ctx))
+	defer qp.releaseDrainToken()
+	err := qp.drainOnce(ctx)
+	if err != nil && !errors.Is(err, errQueueFailed) {
+		return err
+	}
+	qp.ended = &drainEnd{err}
+	if qp.destroyed {
+		return err
+	}
+	refused := qp.QP.DestroyContext(ctx)
+	qp.destroyed = refused == nil
+	return errors.Join(err, refused)
 }
 
 // Destroy is Close without a time limit. Destroy may sleep.
