@@ -137,19 +137,23 @@ func (o *commandOptions) matchesTests(ctx context.Context, binary, dir string) (
 	return bytes.HasPrefix(text, []byte("Test")) || bytes.Contains(text, []byte("\nTest")), nil
 }
 
+// failFast ends a run after the first failed check. Otherwise, after a lost wake-up, one check after another would wait
+// for its time limit, and the end of the search would interrupt the run before it reports anything.
+const failFast = "-test.failfast"
+
 // planDriverRun returns a run of a driver's suite. plain and raced are the test binaries.
 func (o *commandOptions) planDriverRun(i int, plain, raced string) commandRun {
 	switch {
 	case i == 0:
-		return commandRun{suiteRun, "the suite", o.testArgv(plain, o.run), nil}
+		return commandRun{suiteRun, "the suite", o.testArgv(plain, o.run, failFast), nil}
 	case i%2 == 1:
 		seed := o.first + uint64(i/2)
 		return commandRun{pausedRun, fmt.Sprintf("pauses of seed %d", seed),
-			o.testArgv(raced, o.run+concurrent, "-ibtest.load=1"), o.strictEnv(seed)}
+			o.testArgv(raced, o.run+concurrent, failFast, "-ibtest.load=1"), o.strictEnv(seed)}
 	}
 	first := firstBlock + (i/2-1)*blockSeeds
 	return commandRun{modelRun, fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), o.testArgv(plain,
-		o.run+"/^Model$", fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)), nil}
+		o.run+"/^Model$", failFast, fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)), nil}
 }
 
 // errTooShort returns the error of a search whose time was over before a part had ended.

@@ -24,12 +24,14 @@ func TestSearchRunsInOrder(t *testing.T) {
 		want []string
 	}{
 		{"driver", func(i int) commandRun { return driver.planDriverRun(i, "plain", "raced") }, []string{
-			"the suite: plain -test.timeout=1m -test.run=TestContract []",
-			"pauses of seed 7: raced -test.timeout=1m -ibtest.load=1 -test.run=TestContract" + concurrent + " [SCHEDULE_SEED=7]",
-			"300 seeds of Model from 1001: plain -test.timeout=1m -ibtest.seed=1001 -ibtest.seeds=300 " +
+			"the suite: plain -test.timeout=1m -test.failfast -test.run=TestContract []",
+			"pauses of seed 7: raced -test.timeout=1m -test.failfast -ibtest.load=1 " +
+				"-test.run=TestContract" + concurrent + " [SCHEDULE_SEED=7]",
+			"300 seeds of Model from 1001: plain -test.timeout=1m -test.failfast -ibtest.seed=1001 -ibtest.seeds=300 " +
 				"-test.run=TestContract/^Model$ []",
-			"pauses of seed 8: raced -test.timeout=1m -ibtest.load=1 -test.run=TestContract" + concurrent + " [SCHEDULE_SEED=8]",
-			"300 seeds of Model from 1301: plain -test.timeout=1m -ibtest.seed=1301 -ibtest.seeds=300 " +
+			"pauses of seed 8: raced -test.timeout=1m -test.failfast -ibtest.load=1 " +
+				"-test.run=TestContract" + concurrent + " [SCHEDULE_SEED=8]",
+			"300 seeds of Model from 1301: plain -test.timeout=1m -test.failfast -ibtest.seed=1301 -ibtest.seeds=300 " +
 				"-test.run=TestContract/^Model$ []",
 		}},
 		{"consumer", planConsumer("/bin/verbenavet"), []string{
