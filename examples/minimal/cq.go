@@ -52,13 +52,14 @@ func (c *completionQueue) ReqNotify(flags ib.NotifyFlags) (missed bool, err erro
 // Destroy implements ib.DriverCQ. No queue pair uses the queue at this point.
 func (c *completionQueue) Destroy() error { return nil }
 
-// addCompletion adds a completion. addCompletion returns false if the queue is full.
+// addCompletion adds a completion. addCompletion returns false if the queue is full, or has lost a completion.
 func (c *completionQueue) addCompletion(wc ib.WC, solicited bool) bool {
+	if c.overrun {
+		return false
+	}
 	if len(c.wcs) == c.max {
-		if !c.overrun {
-			c.overrun = true
-			c.h.Raise(ib.EventCQErr)
-		}
+		c.overrun = true
+		c.h.Raise(ib.EventCQErr)
 		return false
 	}
 	c.wcs = append(c.wcs, wc)

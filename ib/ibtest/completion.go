@@ -469,17 +469,22 @@ func (e *testEnv) newXRCPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.Q
 	return ini, tgt
 }
 
-// testLongMessages sends messages of more than 2^24 bytes.
 // longMessageLengths are the lengths of long messages. A request of SRD that is too long for the device fails, because
 // no attribute has the limit.
 var longMessageLengths = []int{1<<24 + 5, 1<<22 + 5, 1<<20 + 5, model.SRDRDMASize}
 
+// testLongMessages sends messages of more than 2^24 bytes, if regions may have this length.
 func testLongMessages(e *testEnv) {
+	most := e.deviceAttr().MaxMRSize
+	lengths := longMessageLengths
+	for len(lengths) > 1 && uint64(lengths[0]) > most {
+		lengths = lengths[1:]
+	}
 	pd := e.newPD()
-	from, to := e.newBuffer(pd, longMessageLengths[0], allAccess), e.newBuffer(pd, longMessageLengths[0], allAccess)
+	from, to := e.newBuffer(pd, lengths[0], allAccess), e.newBuffer(pd, lengths[0], allAccess)
 	tried := 0
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeSRD} {
-		if kind != ib.QPTypeSRD && uint64(e.connector.port.MaxMsgSize) < uint64(longMessageLengths[0]) {
+		if kind != ib.QPTypeSRD && uint64(e.connector.port.MaxMsgSize) < uint64(lengths[0]) {
 			e.Logf("the port sends messages of up to %d bytes", e.connector.port.MaxMsgSize)
 			continue
 		}
@@ -491,7 +496,7 @@ func testLongMessages(e *testEnv) {
 			isSend := o.wr.Opcode == ib.WRSend && kind != ib.QPTypeSRD // one packet
 			if isSend || o.wr.Opcode == ib.WRRDMAWriteWithImm || o.wr.Opcode == ib.WRRDMARead {
 				tried++
-				transferLongMessage(p, o, from, to)
+				transferLongMessage(p, o, from, to, lengths)
 			}
 		}
 	}
@@ -500,15 +505,15 @@ func testLongMessages(e *testEnv) {
 	}
 }
 
-// transferLongMessage transfers a message of the greatest length that the device supports.
-func transferLongMessage(p *pair, o qpOperation, from, to *registeredBuffer) {
+// transferLongMessage transfers a message of the first of lengths that the device supports.
+func transferLongMessage(p *pair, o qpOperation, from, to *registeredBuffer, lengths []int) {
 	e, kind := p.e, p.qps[0].Type()
 	e.Helper()
 	o.wr.RemoteAddr, o.wr.RKey = to.addr, to.mr.RKey()
 	if o.receives {
 		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 1, SGList: to.newSGL(0, len(to.b))})
 	}
-	for i, n := range longMessageLengths {
+	for i, n := range lengths {
 		what := fmt.Sprintf("%v: %s of %d bytes", kind, o.what, n)
 		src, dst := from.b[:n], to.b[:n]
 		if o.wr.Opcode == ib.WRRDMARead {
@@ -517,7 +522,7 @@ func transferLongMessage(p *pair, o qpOperation, from, to *registeredBuffer) {
 		fillPattern(src, i+1)
 		clear(dst)
 		o.wr.SGList = from.newSGL(0, n)
-		shorter := kind == ib.QPTypeSRD && i+1 < len(longMessageLengths)
+		shorter := kind == ib.QPTypeSRD && i+1 < len(lengths)
 		k, err := p.qps[0].PostSend(o.wr)
 		if p.isUnsupportedPost(o.wr.Opcode, err) {
 			e.Logf("the driver has no operation with opcode %v", o.wr.Opcode)

@@ -17,7 +17,7 @@ import (
 var cqChecks = []ruleTest{
 	{
 		name: "CQ/Overrun",
-		rule: "a completion that does not fit raises EventCQErr, once; what is in the queue stays, and the queue pair goes to ERR",
+		rule: "a completion that does not fit raises EventCQErr, once; what is in the queue stays, no more are added, and the queue pair goes to ERR",
 		test: testCQOverrun,
 	},
 	{
@@ -102,6 +102,14 @@ func testCQOverrun(e *testEnv) {
 	e.awaitDueCallbacks()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
+	}
+	// The queue has room again. A later completion would hide from the consumer that one is missing.
+	post(qps[0], 1)
+	for range 50 {
+		yieldBriefly()
+		if n := e.drainCQ(cq); n != 0 {
+			e.Fatalf("%d completions of the queue that has lost one, want none any more", n)
+		}
 	}
 }
 

@@ -28,6 +28,11 @@ var meetingChecks = []ruleTest{
 		rule: "a request and the receive that it needs, posted at the same time, both complete without another call",
 		test: testSendMeetsReceive, fast: true,
 	},
+	{
+		name: "Reentrant/PostMeetsERR",
+		rule: "a request that is posted while another thread moves the queue pair to ERR is flushed",
+		test: testPostMeetsERR, fast: true,
+	},
 }
 
 // meetingRounds returns the number of rounds of a check.
@@ -141,5 +146,32 @@ func testSendMeetsReceive(e *testEnv) {
 			e.waitOneCompletion(p.cqs[0], id, ib.WCSuccess)
 			e.waitOneCompletion(p.cqs[1], id, ib.WCSuccess)
 		}
+	}
+}
+
+func testPostMeetsERR(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
+	buf := e.newBuffer(pd, 8, allAccess)
+	var qps [2]*ib.QP // for receives, and for sends to itself, since a message may arrive after RESET
+	for i := range qps {
+		qps[i] = e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: 1, MaxRecvSGE: 1}})
+	}
+	for i := range 2 * e.meetingRounds() {
+		id, qp := uint64(i), qps[i%2]
+		e.connector.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
+		e.must("modify to ERR and post", errors.Join(meet(2, func(thread int) (err error) {
+			switch {
+			case thread == 0:
+				err = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
+			case i%2 == 0:
+				_, err = qp.PostRecv(ib.RecvWR{ID: id, SGList: buf.newSGL(0, 8)})
+			default:
+				_, err = qp.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, SGList: buf.newSGL(0, 8)})
+			}
+			return err
+		})...))
+		e.waitOneCompletion(cq, id, ib.WCWRFlushErr)
+		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 	}
 }

@@ -316,9 +316,29 @@ func testDataVisibleOnOtherThread(e *testEnv) {
 	n := int(min(1<<20, uint64(e.connector.port.MaxMsgSize)))
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)
+	// Each operation moves the data, and completes on one of the queues when they are in memory.
+	type operation struct {
+		wr   ib.SendWR
+		recv bool // the completion is that of a receive
+	}
+	operations := []operation{
+		{ib.SendWR{Opcode: ib.WRSend, SGList: from.newSGL(0, n)}, true},
+		{ib.SendWR{Opcode: ib.WRRDMAWriteWithImm, SGList: from.newSGL(0, n), RemoteAddr: to.addr, RKey: to.mr.RKey()}, true},
+		{ib.SendWR{Opcode: ib.WRRDMARead, SGList: to.newSGL(0, n), RemoteAddr: from.addr, RKey: from.mr.RKey()}, false},
+	}
+	operations = slices.DeleteFunc(operations, func(o operation) bool {
+		return !e.supportsOperation(ib.QPTypeRC, o.wr.Opcode)
+	})
 	for i := range 40 * e.cfg.load {
 		from.b[0], from.b[n-1] = byte(i), byte(i)
-		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: uint64(i), SGList: to.newSGL(0, n)})
+		o := operations[i%len(operations)]
+		wr := o.wr
+		wr.ID, wr.Flags = uint64(i), ib.SendSignaled
+		cq := p.cqs[0]
+		if o.recv {
+			cq = p.cqs[1]
+			e.mustPostRecv(p.qps[1], ib.RecvWR{ID: uint64(i), SGList: to.newSGL(0, n)})
+		}
 		var begun atomic.Bool
 		polled := make(chan byte, 1)
 		go func() {
@@ -326,7 +346,7 @@ func testDataVisibleOnOtherThread(e *testEnv) {
 			wc := make([]ib.WC, 1)
 			for end := time.Now().Add(e.cfg.timeout); time.Now().Before(end); runtime.Gosched() {
 				begun.Store(true)
-				if k, err := p.cqs[1].Poll(wc); k > 0 || err != nil {
+				if k, err := cq.Poll(wc); k > 0 || err != nil {
 					polled <- to.b[n-1]
 					return
 				}
@@ -335,14 +355,16 @@ func testDataVisibleOnOtherThread(e *testEnv) {
 		for !begun.Load() {
 			runtime.Gosched()
 		}
-		p.postSendWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(0, n)})
-		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+		p.postSendWR(0, wr)
+		if o.recv {
+			e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+		}
 		last, ok := <-polled
 		if !ok {
-			e.Fatalf("message %d of %d bytes: got no receive, want one", i, n)
+			e.Fatalf("%v %d of %d bytes: got no completion, want one", wr.Opcode, i, n)
 		}
 		if last != byte(i) {
-			e.Fatalf("message %d of %d bytes: the receive has completed, and the data are not there", i, n)
+			e.Fatalf("%v %d of %d bytes: it has completed, and the data are not there", wr.Opcode, i, n)
 		}
 	}
 }

@@ -154,7 +154,10 @@ func (d *memoryDrawer) drawStoreMemory() call {
 
 // pickRegion returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
 func (d *memoryDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
-	if d.shouldBeInvalid() { // any region so far
+	if d.shouldBeInvalid() {
+		if unfit := d.pickUnfitRegion(pd, need); unfit != 0 && d.oneInN(2) {
+			return unfit
+		}
 		return pickOne(d, filterIDs(d.x.m.Keys.Regions, acceptAnyObject))
 	}
 	good := func(r *model.Region) bool { return r.Valid && !r.Dead && r.PD == pd && r.Access&need == need }
@@ -163,6 +166,14 @@ func (d *memoryDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) mo
 		long = filterIDs(d.x.m.Keys.Regions, good)
 	}
 	return pickOne(d, long)
+}
+
+// pickUnfitRegion returns a region that lacks only the right, or is only of another domain; 0: none.
+func (d *memoryDrawer) pickUnfitRegion(pd model.ID, need ib.AccessFlags) model.ID {
+	domain := need == 0 || d.oneInN(2)
+	return pickOne(d, filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool {
+		return r.Valid && !r.Dead && (r.PD != pd) == domain && (r.Access&need == need) == domain
+	}))
 }
 
 // drawSGL draws a list of n bytes.
@@ -198,6 +209,11 @@ func (d *memoryDrawer) drawSGElement(pd model.ID, n uint64, need ib.AccessFlags,
 	}
 	e := sgElement{mr: d.pickRegion(pd, n, need), len: uint32(n)}
 	wrong = wrong && n > 0
+	if wrong && d.oneInN(2) {
+		if unfit := d.pickUnfitRegion(pd, need); unfit != 0 {
+			e.mr, wrong = unfit, false
+		}
+	}
 	r := d.x.m.Keys.Regions[e.mr]
 	if r == nil {
 		if !d.shouldBeInvalid() {

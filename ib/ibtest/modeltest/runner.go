@@ -406,11 +406,15 @@ func (x *modelRunner) pollOnce(id model.ID, wc []ib.WC) (n int, d *modelDifferen
 	return n, nil
 }
 
+// noQP is a queue pair that no completion has.
+var noQP ib.QP
+
 // pollDevice polls a queue once.
 func (x *modelRunner) pollDevice(id model.ID, wc []ib.WC) (int, error) {
 	for i := range wc { // a driver writes every field of a completion
 		wc[i] = ib.WC{
-			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5, QPNum: 0xa5a5a5,
+			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5,
+			QPNum: 0xa5a5a5, QP: &noQP, InvalidateRKey: 0xa5a5a5a5, SrcQP: 0xa5a5a5, PKeyIndex: 0xa5a5,
 		}
 	}
 	n, err := x.objs[id].cq.Poll(wc)
