@@ -152,6 +152,49 @@ func (p *Program) completionRoots() (roots []root) {
 	return roots
 }
 
+// drainFuncs wait until the functions of a queue pair's work requests have returned.
+var drainFuncs = map[string]bool{
+	"(*" + completionPath + ".QP).Drain":   true,
+	"(*" + completionPath + ".QP).Close":   true,
+	"(*" + completionPath + ".QP).Destroy": true,
+}
+
+// checkOwnDrains reports functions of work requests that drain a queue pair of their own completion queue. Such a drain
+// waits for the function that calls it.
+func (p *Program) checkOwnDrains() (reports []Report) {
+	said := map[token.Pos]bool{}
+	for _, k := range p.completions {
+		if k.in&ctxWorker == 0 { // it may not sleep at all
+			continue
+		}
+		roots := []root{{k.f, functionName(k.f) + ", which a completion calls,"}}
+		p.visitReachable(Callback, roots, nil, func(v *rootVisit) {
+			if g := pkgOf(v.f.Function); g != nil && g.Path() == completionPath {
+				return
+			}
+			for _, c := range v.f.calls {
+				if c.static == nil || !drainFuncs[c.static.FullName()] || c.spawns || said[c.pos] ||
+					p.escapes.escapeAt(p.Fset, c.pos, Callback) != nil {
+					continue
+				}
+				q := &queueQuery{p: p, made: map[*ssa.Call]bool{}}
+				for _, recv := range []bool{false, true} {
+					q.contextsOfQP(c.at.(ssa.CallInstruction).Common().Args[0], recv)
+				}
+				if !intersects(k.made, q.made) {
+					continue
+				}
+				said[c.pos] = true
+				what := "calls " + shortName(c.static)
+				reports = append(reports, Report{Callback, c.pos, v.root.why + " " + what +
+					", which waits for the functions of the same completion queue",
+					v.pathTo(PathStep{c.pos, functionName(v.f), what})})
+			}
+		})
+	}
+	return reports
+}
+
 // queueQuery searches for the contexts of queues.
 type queueQuery struct {
 	p      *Program
