@@ -124,8 +124,8 @@ type DriverQP interface {
 	// Query returns the current attributes. Query may sleep. (query_qp)
 	Query(mask QPAttrMask) (QPAttr, error)
 	// Destroy stops the queue pair and drops outstanding work requests without completions. Destroy returns when no
-	// work of the queue pair is in flight. Completions of the queue pair may remain in a CQ. The driver sets their
-	// WC.QP to nil. Destroy may sleep. (destroy_qp)
+	// work of the queue pair is in flight. Completions of the queue pair remain in a CQ, with WC.QP set to nil, or are
+	// removed. Destroy may sleep. (destroy_qp)
 	Destroy() error
 }
 
@@ -211,9 +211,10 @@ type SRQDriver interface {
 type DriverSRQ interface {
 	// PostRecv queues receive work requests like DriverQP.PostRecv. PostRecv may not sleep. (post_srq_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
-	// Modify changes the attributes named by mask. Modify returns EINVAL for a capacity below the number of queued work
-	// requests. Setting a limit arms EventSRQLimitReached. If the queue already holds fewer work requests than the
-	// limit, the event is raised at once or when the next work request is consumed. Modify may sleep.
+	// Modify changes the attributes named by mask. The new capacity is at least the requested one. Modify returns EINVAL
+	// for a capacity below the number of queued work requests. Setting a limit arms EventSRQLimitReached. If the queue
+	// already holds fewer work requests than the limit, the event is raised at once or when the next work request is
+	// consumed. Modify may sleep.
 	Modify(attr *SRQAttr, mask SRQAttrMask, u *Udata) error
 	// Query returns the current attributes. Query may sleep.
 	Query() (SRQAttr, error)

@@ -180,7 +180,8 @@ type RecvWR struct {
 	SGList []SGE
 }
 
-// WC is a completion (struct ib_wc).
+// WC is a completion (struct ib_wc). If Status is not success, only ID, Status, Opcode as described below, QPNum, QP
+// and VendorErr are defined. (ibv_poll_cq(3))
 type WC struct {
 	ID     uint64
 	Status WCStatus
@@ -197,7 +198,7 @@ type WC struct {
 	QP             *QP
 	Imm            uint32 // host byte order
 	InvalidateRKey uint32
-	SrcQP          uint32
+	SrcQP          uint32 // the sender's number, in a receive of UD or SRD
 	Flags          WCFlags
 	PKeyIndex      uint16
 	SLID           uint16

@@ -187,7 +187,7 @@ func (c *CQ) Destroy() error {
 	return nil
 }
 
-// isDestroyed implements completer.
+// isDestroyed implements completionQueue.
 func (c *CQ) isDestroyed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,7 +15,7 @@
 //   - Completed requests end in CQ.post, which calls ib.CQHandle.Completed if the queue is armed. This call may happen
 //     inside PostSend and with the lock held, because the midlayer calls the consumer later, from a thread that holds
 //     no lock.
-//   - Queue pairs use other objects through interfaces where possible (see completer). A driver that embeds the
+//   - Queue pairs use other objects through interfaces where possible (see completionQueue). A driver that embeds the
 //     loopback driver can therefore wrap some of the objects.
 //
 // Each optional feature has its own file: ah.go, mcast.go, srq.go, xrc.go, mw.go, fastreg.go. A driver without a
