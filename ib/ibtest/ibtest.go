@@ -27,6 +27,7 @@ type suiteConfig struct {
 	plug      func(core *ib.Core, d *ib.DeviceHandle) error
 	unplug    func(core *ib.Core, d *ib.DeviceHandle) error
 	timeout   time.Duration
+	roomy     bool
 	load      int
 	gidIndex  int // -1: the first GID
 	bubble    bool
@@ -41,6 +42,10 @@ type suiteConfig struct {
 // has been freed, and none of them waits for anything outside the process. Checks then detect every time.Sleep, timer
 // and ticker that a method waits for, however short.
 func Bubble() Option { return func(c *suiteConfig) { c.bubble = true } }
+
+// RoomyQueues tells the suite that completion queues may hold more completions than they report. The model then expects
+// nothing of an overrun.
+func RoomyQueues() Option { return func(c *suiteConfig) { c.roomy = true } }
 
 // GIDIndex selects the GID of port 1 that queue pairs use. Default: the first that is not zero.
 func GIDIndex(i int) Option { return func(c *suiteConfig) { c.gidIndex = i } }

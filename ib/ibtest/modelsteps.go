@@ -134,7 +134,8 @@ func modelFactory(e *testEnv, seed uint64, known *modeltest.DriverFeatures) mode
 		}
 		target := func() modeltest.TestedDevice {
 			t := modeltest.TestedDevice{
-				Device: s.dev, Handle: s.handle, Lossy: s.lossy, Virtual: e.virtual, Timeout: e.cfg.timeout, Abilities: known,
+				Device: s.dev, Handle: s.handle, Lossy: s.lossy, Roomy: e.cfg.roomy, Virtual: e.virtual,
+				Timeout: e.cfg.timeout, Abilities: known,
 			}
 			if t.Virtual {
 				t.Timeout = 2 * time.Minute

@@ -85,7 +85,7 @@ func TestContract(t *testing.T) {
 func TestModel(t *testing.T) {
 	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
 		return newWeakFactory(newLoopback, weak.Config{Seed: seed, Choices: modelChoices})(t), false
-	}, ibtest.Bubble(), ibtest.Seeds(100))
+	}, ibtest.Bubble(), ibtest.Seeds(100), ibtest.RoomyQueues())
 }
 
 // TestLateNotificationIsAllowed checks a completion that arrives just before checked mode inspects an armed queue. If

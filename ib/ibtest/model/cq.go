@@ -218,6 +218,8 @@ func (x *requestExecutor) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 	switch {
 	case !c.Lazy:
 		x.call.markResultUndefined("a completion queue overflows")
+	case x.device.Roomy:
+		x.call.markResultUndefined("a completion queue overflows that may have more room")
 	case c.Lost && len(c.Wants) < c.Entries:
 		x.call.markResultUndefined("a completion for a queue that has room again, and has lost others")
 	case len(x.call.posted[c.ID]) > 1:

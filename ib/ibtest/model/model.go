@@ -26,6 +26,8 @@ type Limits struct {
 	RDMASGE int
 	// Lossy reports whether the network may lose the negative acknowledgement of a request, which is sent once.
 	Lossy bool
+	// Roomy reports whether completion queues may hold more completions than they report.
+	Roomy bool
 	// Blind reports whether the test can only tell from results when a device is idle.
 	Blind bool
 }

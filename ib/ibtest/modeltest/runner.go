@@ -26,6 +26,8 @@ type TestedDevice struct {
 	Virtual bool
 	// Lossy reports whether the network between queue pairs loses packets.
 	Lossy bool
+	// Roomy reports whether completion queues may hold more completions than they report.
+	Roomy bool
 	// Abilities is shared by all runs on devices of one driver.
 	Abilities *DriverFeatures
 	// Shared reports whether other threads use the device.
@@ -125,7 +127,7 @@ func newModelRunner(t TestedDevice) (*modelRunner, error) {
 func (x *modelRunner) deviceLimits() model.Limits {
 	return model.Limits{
 		MaxMsgSize: uint64(x.Port.MaxMsgSize), MTU: x.Port.ActiveMTU.Bytes(), GID: x.GID,
-		Lossy: x.Lossy, Blind: !x.Virtual,
+		Lossy: x.Lossy, Roomy: x.Roomy, Blind: !x.Virtual,
 		Flush:       x.attr.DeviceCapFlags&ib.DeviceCapFlushGlobal != 0,
 		AtomicWrite: x.attr.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0,
 		Atomics:     x.attr.AtomicCap != ib.AtomicNone,
