@@ -20,8 +20,8 @@ import (
 
 // The search for faults of a driver runs these tests on all processors:
 //
-//	the suite, without pauses or race detector
-//	then in turn: its concurrent groups with both, with seeds from -seed on; and more seeds of the group Model without
+//	the suite, without pauses or race detector; and beside it more seeds of the group Model
+//	in turn the concurrent groups with both, with seeds from -seed on, when their compilation has ended
 //
 // The search for faults of a consumer runs:
 //
@@ -66,20 +66,21 @@ type commandRun struct {
 
 // timedSearch holds the state of a search.
 type timedSearch struct {
-	o    *commandOptions
-	p    listedPackage
-	plan func(i int) commandRun // returns the run number i
-	// planFault returns the run number i with a fault, after the suiteRun. It may be nil.
-	planFault func(i int) commandRun
-	source    *startedRun // the sourceRun, or nil
+	o      *commandOptions
+	p      listedPackage
+	plan   func(i int) commandRun // returns the run number i
+	source *startedRun            // the sourceRun, or nil
 
 	began time.Time
 
-	mu        sync.Mutex
-	noFaults  bool              // the tests cannot be compiled for runs with faults
+	mu sync.Mutex
+	// planLate returns the late run number i, of tests that are compiled while others run, or false: not now. It is nil
+	// until their compilation has ended. It may read the fields below, and may not change them.
+	planLate  func(i int) (commandRun, bool)
+	noLate    bool              // the tests cannot be compiled for late runs
 	announced [numRunKinds]bool // the kinds that announce has written
 	n         int               // started runs of plan
-	faults    int               // started runs of planFault
+	late      int               // started runs of planLate
 	reuses    bool              // the consumer uses the memory of outstanding requests again, without failures
 	passed    [numRunKinds]int  // finished runs
 	tests     time.Duration     // duration of the suiteRun
@@ -95,33 +96,68 @@ func (s *timedSearch) hangs(k runKind, took time.Duration) bool {
 // searchDriver searches for faults of a driver until the time limit. overlay adds the pauses.
 func (o *commandOptions) searchDriver(ctx context.Context, out io.Writer, p listedPackage, dir, overlay string) error {
 	plain, raced := filepath.Join(dir, "plain.test"), filepath.Join(dir, "raced.test")
-	for _, b := range []struct {
-		binary, overlay string
-		race            bool
-	}{{plain, o.overlay, false}, {raced, overlay, true}} {
-		fmt.Fprintf(out, "schedule: %s: compile the tests, race detector: %v\n", p.ImportPath, b.race)
-		switch found, err := compileTests(ctx, p, b.binary, b.overlay, b.race); {
-		case err != nil:
-			return o.orTooShort(ctx, p, err)
-		case !found:
-			return fmt.Errorf("%s: no tests", p.ImportPath)
-		}
-		if b.race {
-			continue
-		}
-		if match, err := o.matchesTests(ctx, b.binary, p.Dir); err != nil {
-			return o.orTooShort(ctx, p, err)
-		} else if !match {
-			return fmt.Errorf("%s: no test matches %q", p.ImportPath, o.run)
-		}
+	fmt.Fprintf(out, "schedule: %s: compile the tests\n", p.ImportPath)
+	switch found, err := compileTests(ctx, p, plain, o.overlay, false); {
+	case err != nil:
+		return o.orTooShort(ctx, p, err)
+	case !found:
+		return fmt.Errorf("%s: no tests", p.ImportPath)
 	}
-	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planDriverRun(i, plain, raced) }}
-	if err := s.run(ctx, out); err != nil {
+	if match, err := o.matchesTests(ctx, plain, p.Dir); err != nil {
+		return o.orTooShort(ctx, p, err)
+	} else if !match {
+		return fmt.Errorf("%s: no test matches %q", p.ImportPath, o.run)
+	}
+	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planDriverRun(i, plain) }}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	fmt.Fprintf(out, "schedule: %s: compile the tests with pauses and the race detector\n", p.ImportPath)
+	stop := s.compileLate(ctx, func() error {
+		_, err := compileTests(ctx, p, raced, overlay, true)
+		if err != nil && ctx.Err() == nil {
+			s.fail(err)
+		}
 		return err
+	}, func(i int) (commandRun, bool) { return o.planPausedRun(i, raced), true })
+	err := s.run(ctx, out)
+	cancel()
+	stop()
+	switch {
+	case err != nil:
+		return err
+	case s.planLate == nil:
+		return o.errTooShort(p, "the compilation with the race detector")
 	}
 	fmt.Fprintf(out, "ok %s: the suite, %d more seeds of Model, and %d runs with pauses and the race detector in %v\n",
 		p.ImportPath, s.passed[modelRun]*blockSeeds, s.passed[pausedRun], o.within)
 	return nil
+}
+
+// compileLate compiles the tests of late runs in the background, and then sets their plan. stop waits for the end of
+// the compilation.
+func (s *timedSearch) compileLate(ctx context.Context, compile func() error,
+	plan func(i int) (commandRun, bool)) (stop func()) {
+	var compiled sync.WaitGroup
+	compiled.Go(func() {
+		err := compile()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			s.noLate = true
+		default:
+			s.planLate = plan
+		}
+	})
+	return compiled.Wait
+}
+
+// fail ends the search with an error.
+func (s *timedSearch) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = append(s.failed, err)
 }
 
 // matchesTests reports whether a test of the binary matches the pattern of -run, up to its first slash.
@@ -141,19 +177,21 @@ func (o *commandOptions) matchesTests(ctx context.Context, binary, dir string) (
 // for its time limit, and the end of the search would interrupt the run before it reports anything.
 const failFast = "-test.failfast"
 
-// planDriverRun returns a run of a driver's suite. plain and raced are the test binaries.
-func (o *commandOptions) planDriverRun(i int, plain, raced string) commandRun {
-	switch {
-	case i == 0:
-		return commandRun{suiteRun, "the suite", o.testArgv(plain, o.run, failFast), nil}
-	case i%2 == 1:
-		seed := o.first + uint64(i/2)
-		return commandRun{pausedRun, fmt.Sprintf("pauses of seed %d", seed),
-			o.testArgv(raced, o.run+concurrent, failFast, "-ibtest.load=1"), o.strictEnv(seed)}
+// planDriverRun returns a run of a driver's suite without pauses. binary is the test binary.
+func (o *commandOptions) planDriverRun(i int, binary string) commandRun {
+	if i == 0 {
+		return commandRun{suiteRun, "the suite", o.testArgv(binary, o.run, failFast), nil}
 	}
-	first := firstBlock + (i/2-1)*blockSeeds
-	return commandRun{modelRun, fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), o.testArgv(plain,
+	first := firstBlock + (i-1)*blockSeeds
+	return commandRun{modelRun, fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), o.testArgv(binary,
 		o.run+"/^Model$", failFast, fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)), nil}
+}
+
+// planPausedRun returns a run of a driver's suite with pauses. binary is the test binary with the race detector.
+func (o *commandOptions) planPausedRun(i int, binary string) commandRun {
+	seed := o.first + uint64(i)
+	return commandRun{pausedRun, fmt.Sprintf("pauses of seed %d", seed),
+		o.testArgv(binary, o.run+concurrent, failFast, "-ibtest.load=1"), o.strictEnv(seed)}
 }
 
 // errTooShort returns the error of a search whose time was over before a part had ended.
@@ -201,24 +239,21 @@ func (o *commandOptions) searchConsumer(ctx context.Context, out io.Writer, p li
 	}
 	s.plan = func(i int) commandRun { return o.planConsumerRun(i, binary, verbenavet) }
 	ctx, cancel := context.WithCancel(ctx)
-	var compiled sync.WaitGroup
-	defer compiled.Wait()
 	defer cancel()
 	fmt.Fprintf(out, "schedule: %s: compile the tests for runs with failures\n", p.ImportPath)
-	compiled.Go(func() {
+	stop := s.compileLate(ctx, func() error {
 		err := o.compileFaultTests(ctx, p, dir, faults)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		switch {
-		case ctx.Err() != nil:
-		case err != nil:
-			s.noFaults = true
+		if err != nil && ctx.Err() == nil {
 			fmt.Fprintf(out, "schedule: no runs with failures: %v\n", err)
-		default:
-			s.planFault = func(i int) commandRun { return o.planFaultRun(i, faults, !s.reuses) }
 		}
+		return err
+	}, func(i int) (commandRun, bool) {
+		return o.planFaultRun(i, faults, !s.reuses), s.passed[suiteRun] > 0 || s.isSuiteLate()
 	})
-	if err := s.run(ctx, out); err != nil {
+	err = s.run(ctx, out)
+	cancel()
+	stop()
+	if err != nil {
 		return err
 	}
 	source := ""
@@ -228,7 +263,7 @@ func (o *commandOptions) searchConsumer(ctx context.Context, out io.Writer, p li
 	case verbenavet != "":
 		return o.errTooShort(p, "verbenavet")
 	}
-	if s.passed[faultRun] == 0 && !s.noFaults {
+	if s.passed[faultRun] == 0 && !s.noLate {
 		return o.errTooShort(p, "the first run with failures")
 	}
 	fmt.Fprintf(out, "ok %s: %sthe tests in checked mode, %d seeds of the weak devices, and %d runs with failures in %v\n",
@@ -314,8 +349,8 @@ func (s *timedSearch) announce(out io.Writer, t commandRun) {
 	fmt.Fprintf(out, "schedule: %s: %s\n", s.p.ImportPath, what)
 }
 
-// faultShare is the ratio of the runs without and with faults.
-const faultShare = 1
+// lateShare is the ratio of the other runs and the late ones.
+const lateShare = 1
 
 // nextRun returns the next run, unless one has failed.
 func (s *timedSearch) nextRun() (commandRun, bool) {
@@ -324,9 +359,11 @@ func (s *timedSearch) nextRun() (commandRun, bool) {
 	if len(s.failed) > 0 {
 		return commandRun{}, false
 	}
-	if s.planFault != nil && (s.passed[suiteRun] > 0 || s.isSuiteLate()) && faultShare*s.faults < s.n {
-		s.faults++
-		return s.planFault(s.faults - 1), true
+	if s.planLate != nil && lateShare*s.late < s.n {
+		if t, ok := s.planLate(s.late); ok {
+			s.late++
+			return t, true
+		}
 	}
 	s.n++
 	return s.plan(s.n - 1), true

@@ -21,20 +21,28 @@ func TestSearchRunsInOrder(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		plan func(i int) commandRun
+		late func(i int) (commandRun, bool)
 		want []string
 	}{
-		{"driver", func(i int) commandRun { return driver.planDriverRun(i, "plain", "raced") }, []string{
-			"the suite: plain -test.timeout=1m -test.failfast -test.run=TestContract []",
-			"pauses of seed 7: raced -test.timeout=1m -test.failfast -ibtest.load=1 " +
-				"-test.run=TestContract" + concurrent + " [SCHEDULE_SEED=7]",
-			"300 seeds of Model from 1001: plain -test.timeout=1m -test.failfast -ibtest.seed=1001 -ibtest.seeds=300 " +
-				"-test.run=TestContract/^Model$ []",
-			"pauses of seed 8: raced -test.timeout=1m -test.failfast -ibtest.load=1 " +
-				"-test.run=TestContract" + concurrent + " [SCHEDULE_SEED=8]",
-			"300 seeds of Model from 1301: plain -test.timeout=1m -test.failfast -ibtest.seed=1301 -ibtest.seeds=300 " +
-				"-test.run=TestContract/^Model$ []",
-		}},
-		{"consumer", planConsumer("/bin/verbenavet"), []string{
+		{"driver", func(i int) commandRun { return driver.planDriverRun(i, "plain") },
+			func(i int) (commandRun, bool) { return driver.planPausedRun(i, "raced"), true }, []string{
+				"the suite: plain -test.timeout=1m -test.failfast -test.run=TestContract []",
+				"pauses of seed 7: raced -test.timeout=1m -test.failfast -ibtest.load=1 " +
+					"-test.run=TestContract" + concurrent + " [SCHEDULE_SEED=7]",
+				"300 seeds of Model from 1001: plain -test.timeout=1m -test.failfast -ibtest.seed=1001 -ibtest.seeds=300 " +
+					"-test.run=TestContract/^Model$ []",
+				"pauses of seed 8: raced -test.timeout=1m -test.failfast -ibtest.load=1 " +
+					"-test.run=TestContract" + concurrent + " [SCHEDULE_SEED=8]",
+				"300 seeds of Model from 1301: plain -test.timeout=1m -test.failfast -ibtest.seed=1301 -ibtest.seeds=300 " +
+					"-test.run=TestContract/^Model$ []",
+			}},
+		{"driver while the other tests are compiled", func(i int) commandRun { return driver.planDriverRun(i, "plain") },
+			nil, []string{
+				"the suite: plain -test.timeout=1m -test.failfast -test.run=TestContract []",
+				"300 seeds of Model from 1001: plain -test.timeout=1m -test.failfast -ibtest.seed=1001 -ibtest.seeds=300 " +
+					"-test.run=TestContract/^Model$ []",
+			}},
+		{"consumer", planConsumer("/bin/verbenavet"), nil, []string{
 			"verbenavet: /bin/verbenavet -space -tests . []",
 			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms SCHEDULE_REUSE=note]",
 			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
@@ -42,14 +50,14 @@ func TestSearchRunsInOrder(t *testing.T) {
 			"weak devices with seed 4: consumer -test.timeout=1m -test.skip=Slow " +
 				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=4 SCHEDULE_WEAK=d]",
 		}},
-		{"consumer without verbenavet", planConsumer(""), []string{
+		{"consumer without verbenavet", planConsumer(""), nil, []string{
 			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms SCHEDULE_REUSE=note]",
 			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
 				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=3 SCHEDULE_WEAK=d]",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := &timedSearch{plan: tt.plan, o: &commandOptions{within: time.Minute}}
+			s := &timedSearch{plan: tt.plan, planLate: tt.late, o: &commandOptions{within: time.Minute}}
 			for i, want := range tt.want {
 				r, ok := s.nextRun()
 				if got := fmt.Sprintf("%s: %s %v", r.what, strings.Join(r.argv, " "), r.env); !ok || got != want {
