@@ -405,8 +405,11 @@ func (d *requestDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendReques
 	}
 	w := d.x.m.Keys.Windows[mw]
 	b := &bindArgs{
-		mw: mw, variant: uint8(w.RKey) + uint8(1+d.IntN(255)),
+		mw: mw, variant: uint8(w.RKey) ^ uint8(1+d.IntN(3)), // often an earlier key of the window
 		access: ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic,
+	}
+	if d.oneInN(2) {
+		b.variant = uint8(w.RKey) + uint8(1+d.IntN(255))
 	}
 	b.mr = pickOne(d, filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool {
 		return !r.Dead && (d.shouldBeInvalid() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
@@ -446,23 +449,31 @@ func (d *requestDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendReques
 		b.variant = uint8(w.RKey)
 	}
 	s.bind = b
-	if w.Kind == ib.MWType2 && len(d.calls.todo) == 0 && !d.x.episodes && d.oneInN(2) {
+	if len(d.calls.todo) == 0 && !d.x.episodes && d.oneInN(2) {
 		d.planRebind(q, b)
 	}
 	return s
 }
 
-// planRebind plans a second life of a type 2 window: its invalidation, a bind with other options, and accesses by the
-// peer.
+// planRebind plans a second life of a window: the end of its first bind, a bind with other options, and accesses by the
+// peer. A window of type 1 is unbound, and may get a key that it has had before.
 func (d *requestDrawer) planRebind(q *model.QP, first *bindArgs) {
 	b := *first
-	b.variant += uint8(1 + d.IntN(100))
-	b.access ^= ib.AccessZeroBased
 	post := func(on *model.QP, s sendRequest) {
 		s.id, s.flags = d.drawWRID(), ib.SendSignaled
 		d.calls.add(postSend{on.ID, []sendRequest{s}})
 	}
-	post(q, sendRequest{op: ib.WRLocalInv, inv: remoteTarget{key: b.mw}})
+	if w := d.x.m.Keys.Windows[b.mw]; w.Kind == ib.MWType1 {
+		end := bindArgs{mw: b.mw, mr: b.mr, variant: b.variant ^ uint8(1+d.IntN(3))}
+		if b.variant = first.variant; d.oneInN(2) {
+			b.variant = uint8(w.RKey)
+		}
+		post(q, sendRequest{op: ib.WRBindMW, bind: &end})
+	} else {
+		b.variant += uint8(1 + d.IntN(100))
+		b.access ^= ib.AccessZeroBased
+		post(q, sendRequest{op: ib.WRLocalInv, inv: remoteTarget{key: b.mw}})
+	}
 	post(q, sendRequest{op: ib.WRBindMW, bind: &b})
 	p := d.x.m.Queues.QPs[d.x.objs[q.ID].peer]
 	if p == nil || b.len == 0 {
