@@ -142,8 +142,9 @@ func (cq *CQ) resize(entries int, u *Udata) error {
 }
 
 // Moderate delays notifications. A notification is sent when count completions have arrived, or when period has passed
-// since the first of them. A period of 0 and a count of 0 or 1 turn moderation off. Moderate returns EOPNOTSUPP if the
-// driver lacks the method. Moderate may sleep. (rdma_set_cq_moderation)
+// since the first of them. A period of 0 and a count of 0 or 1 turn moderation off. A period of 0 and a larger count
+// have no limit of time. Completions that have arrived before the call count towards the new values. Moderate returns
+// EOPNOTSUPP if the driver lacks the method. Moderate may sleep. (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.enterSleeping("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)

@@ -58,8 +58,10 @@ type Driver interface {
 
 	// EnterError is called once, when [DeviceHandle.SetError] moves the device to the error state. The driver must stop
 	// processing new work requests. Work requests in flight complete with a flush error. Affected queue pairs move to
-	// ERR; queue pairs in RESET remain there. The midlayer rejects later calls, but earlier calls may still be inside
-	// the driver. The driver must therefore check the state again under its lock. EnterError may not sleep.
+	// ERR, also those in INIT and RTR; queue pairs in RESET remain there. The midlayer rejects later calls, but earlier
+	// calls may still be inside the driver. The driver must therefore check the state of the device again under its lock.
+	// A queue pair that such a call creates or modifies does no work, and its work requests are flushed. EnterError may
+	// not sleep.
 	EnterError()
 }
 
@@ -83,10 +85,11 @@ type DriverCQ interface {
 	// calls are allowed: no completion is lost or returned twice. Poll may not sleep. (struct ib_device_ops.poll_cq)
 	Poll(wc []WC) (int, error)
 	// ReqNotify arms the queue: CQHandle.Completed reports the next completion once. With NotifySolicited it reports
-	// the next solicited or failed completion. With NotifyReportMissed ReqNotify returns true if the queue holds
-	// completions that may never be reported. The caller must then poll again. The queue may turn out to be empty, but
-	// not after each call. A driver may return EOVERFLOW if the queue is empty and has lost a completion. ReqNotify may
-	// not sleep. (req_notify_cq)
+	// the next solicited or failed completion, and flushed work requests have failed. A queue that is armed for the next
+	// completion stays so after a call with NotifySolicited (IBA 11.4.2.2). With NotifyReportMissed ReqNotify returns
+	// true if the queue holds completions that may never be reported, also if the queue was armed before. The caller must
+	// then poll again. The queue may turn out to be empty, but not after each call. A driver may return EOVERFLOW if the
+	// queue is empty and has lost a completion. ReqNotify may not sleep. (req_notify_cq)
 	ReqNotify(flags NotifyFlags) (missed bool, err error)
 	// Destroy frees the queue and the completions in it. Destroy may sleep.
 	Destroy() error
@@ -95,7 +98,8 @@ type DriverCQ interface {
 // CQResizer is implemented by a DriverCQ that can change its capacity. (resize_cq)
 type CQResizer interface {
 	// Resize changes the capacity to at least entries. Resize returns EINVAL if the queue holds more completions than
-	// entries. The driver calls CQHandle.SetEntries under the lock that protects the capacity. Resize may sleep.
+	// entries. The queue keeps its completions, stays armed, and loses no delayed notification. The driver calls
+	// CQHandle.SetEntries under the lock that protects the capacity. Resize may sleep.
 	Resize(entries int, u *Udata) error
 }
 
@@ -244,7 +248,8 @@ type DriverMW interface {
 // FastRegDriver is implemented by a Driver that registers memory by work requests.
 type FastRegDriver interface {
 	// AllocMR creates a region without valid keys. The DriverMR implements FastMR. The driver passes the keys to
-	// mr.SetKeys. The keys are equal except for the part that the consumer may choose. AllocMR may sleep.
+	// mr.SetKeys. The local and the remote key may differ. The consumer chooses their low 8 bits (MR.UpdateKey). AllocMR
+	// may sleep.
 	AllocMR(mr MRHandle, pd DriverPD, maxPages int) (DriverMR, error)
 }
 
@@ -339,8 +344,8 @@ type Refiller interface {
 	CallsRefill()
 }
 
-// NumberReuser is implemented by a Driver that can reuse the numbers of destroyed queue pairs at once. By default
-// numbers are reused as late as possible.
+// NumberReuser is implemented by a Driver that can reuse the numbers of destroyed queue pairs at once. A driver should
+// reuse numbers late, because packets for the destroyed queue pair may still arrive.
 type NumberReuser interface {
 	// ReuseNumbers makes new queue pairs take the lowest free number. ReuseNumbers is called before the device is
 	// registered.

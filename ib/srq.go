@@ -36,7 +36,7 @@ const (
 // SRQInitAttr holds the parameters of a new shared receive queue. (struct ib_srq_init_attr)
 type SRQInitAttr struct {
 	Type SRQType
-	Attr SRQAttr
+	Attr SRQAttr // only SRQ.Modify arms Limit (ibv_create_srq(3))
 	XRCD *XRCD // SRQXRC
 	CQ   *CQ   // SRQXRC: the completion queue
 	// Event is called for asynchronous events of the queue. Event may not sleep. May be nil.

@@ -95,7 +95,7 @@ type CQAttr struct {
 type QPCap struct {
 	MaxSendWR, MaxRecvWR   uint32
 	MaxSendSGE, MaxRecvSGE uint32
-	MaxInlineData          uint32 // bytes
+	MaxInlineData          uint32 // bytes; a driver may refuse any number above 0, and reports no limit
 }
 
 // QPInitAttr holds the parameters of a new queue pair (struct ib_qp_init_attr).
