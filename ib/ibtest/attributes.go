@@ -73,6 +73,7 @@ func supportedAttributes(e *testEnv, dev ib.DeviceAttr) []qpAttribute {
 		{"address", ib.QPAttrAV, func(a *ib.QPAttr, r *rand.Rand) {
 			a.AH = e.connector.ownAddress()
 			a.AH.SL, a.AH.GRH.TrafficClass = uint8(r.IntN(8)), uint8(r.IntN(64))<<2
+			a.AH.StaticRate = uint8(2 + r.IntN(9)) // enum ib_rate
 			a.AH.GRH.HopLimit, a.AH.GRH.FlowLabel = uint8(1+r.IntN(255)), r.Uint32N(1<<20)
 		}, func(a *ib.QPAttr) any { return a.AH }},
 		{"path MTU", ib.QPAttrPathMTU, func(a *ib.QPAttr,

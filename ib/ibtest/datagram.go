@@ -42,6 +42,7 @@ func testDatagramRoute(e *testEnv) {
 	} {
 		a := e.connector.ownAddress()
 		a.SL, a.GRH.TrafficClass, a.GRH.HopLimit, a.GRH.FlowLabel = uint8(i), r.TrafficClass, r.HopLimit, r.FlowLabel
+		a.StaticRate = uint8(i) + 2 // different valid rates (enum ib_rate)
 		ah, err := p.pd.CreateAH(&a)
 		e.must("create ah", err)
 		ahs, attrs = append(ahs, destroyAtEnd(e, ah, ah.Destroy)), append(attrs, a)
