@@ -37,8 +37,8 @@ const (
 type SRQInitAttr struct {
 	Type SRQType
 	Attr SRQAttr // only SRQ.Modify arms Limit (ibv_create_srq(3))
-	XRCD *XRCD // SRQXRC
-	CQ   *CQ   // SRQXRC: the completion queue
+	XRCD *XRCD   // SRQXRC
+	CQ   *CQ     // SRQXRC: the completion queue
 	// Event is called for asynchronous events of the queue. Event may not sleep. May be nil.
 	Event func(srq *SRQ, e EventType)
 }

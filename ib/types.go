@@ -158,7 +158,8 @@ type SendWR struct {
 	InvalidateRKey uint32
 
 	// RDMA and atomics. Atomics operate on 8 bytes in host byte order at RemoteAddr, which must be a multiple of 8.
-	// Atomics store the previous value in SGList.
+	// Atomics store the previous value in SGList. They fail with WCLocLenErr if SGList has fewer than 8 bytes. A driver
+	// may also fail those with more.
 	RemoteAddr       uint64
 	RKey             uint32
 	CompareAdd, Swap uint64

@@ -14,8 +14,10 @@ func (x *requestExecutor) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n 
 	p := x.queues.connectedPeer(q)
 	switch {
 	case atomic && n != 8:
-		x.call.markResultUndefined("an atomic of other than 8 bytes")
-		return statusList(ib.WCLocLenErr), 0, false
+		if n > 8 || !to.ok {
+			x.call.markResultUndefined("an atomic of more than 8 bytes, or of fewer with a wrong key")
+		}
+		return statusList(ib.WCLocLenErr, ib.WCLocQPOpErr), 0, false
 	case n > x.device.MaxMsgSize:
 		if !to.ok {
 			x.call.markResultUndefined("a message that is too long, with a wrong key")

@@ -191,7 +191,7 @@ func (d *callDrawer) planCreation() {
 			n++
 		}
 		for range n {
-			d.planPair(pds[0], cqs, srq)
+			d.planPair(pds, cqs, srq)
 		}
 	}
 	if extended || d.x.attr.MaxSRQ > 0 && d.oneInN(4) && (!d.x.episodes || d.oneInN(2)) {
@@ -233,8 +233,9 @@ func (d *callDrawer) planMcastGroups(pd model.ID) {
 
 func (p *plannedCalls) add(c call) { p.todo = append(p.todo, c) }
 
-// planPair plans two queue pairs, or one that is connected to itself, and their transitions to RTS.
-func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
+// planPair plans two queue pairs, or one that is connected to itself, and their transitions to RTS. The domain of the
+// second may differ from that of the first.
+func (d *callDrawer) planPair(pds, cqs []model.ID, srq model.ID) {
 	types := []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeUC, ib.QPTypeSRD}
 	if d.x.Lossy || !d.x.Virtual { // there is no sign when an unreliable message has arrived or is lost
 		types = types[:3]
@@ -252,7 +253,7 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 	most := min(d.x.attr.MaxQPWR, 64)
 	for _, id := range slices.Compact([]model.ID{a, b}) {
 		c := createQP{
-			id: id, pd: pd, send: pickOne(d, cqs), recv: pickOne(d, cqs), kind: kind, peer: a + b - id,
+			id: id, pd: pds[0], send: pickOne(d, cqs), recv: pickOne(d, cqs), kind: kind, peer: a + b - id,
 			sigAll: d.oneInN(4) || !d.x.Virtual, // else there is no sign when a request is done
 			cap: ib.QPCap{
 				MaxSendWR: uint32(1 + d.drawLogUniform(uint64(most-1))), MaxRecvWR: uint32(1 + d.drawLogUniform(uint64(most-1))),
@@ -263,6 +264,8 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 		}
 		if a == b {
 			c.peer = a
+		} else if id == b {
+			c.pd = pickOne(d, pds)
 		}
 		if srq != 0 && kind != ib.QPTypeSRD && d.oneInN(2) {
 			c.srq, c.cap.MaxRecvWR, c.cap.MaxRecvSGE = srq, 0, 0

@@ -254,8 +254,21 @@ func (d *memoryDrawer) drawSGElement(pd model.ID, n uint64, need ib.AccessFlags,
 		case 3:
 			e.off += 1 << (32 + d.IntN(20))
 		}
+	} else if n > 0 && d.oneInN(40) {
+		d.nameWindow(&e)
 	}
 	return e
+}
+
+// nameWindow replaces the key of an element by the key of a bound window, which is valid for peers only.
+func (d *memoryDrawer) nameWindow(e *sgElement) {
+	bound := filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool { return w.Bound && !w.Dead })
+	w := d.x.m.Keys.Windows[pickOne(d, bound)]
+	if w == nil {
+		return
+	}
+	e.off = w.First - d.x.m.Keys.Regions[e.mr].IOVA
+	e.xor = w.RKey ^ d.known[keyID{e.mr, true}]
 }
 
 // drawStaleKey returns the difference between a key and its former value, for one request in n, or 0.

@@ -191,7 +191,8 @@ func (d *callDrawer) drawCreateObject() call {
 	case 6:
 		cqs := filterIDs(d.x.m.Completions.CQs, acceptAnyObject)
 		if len(d.x.m.Queues.QPs) < 6 && len(cqs) > 0 {
-			d.planPair(pd, cqs, pickOne(d, filterIDs(d.x.m.Queues.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
+			basic := func(s *model.SRQ) bool { return s.XRCD == 0 }
+			d.planPair([]model.ID{pd}, cqs, pickOne(d, filterIDs(d.x.m.Queues.SRQs, basic)))
 		}
 	case 7:
 		return createCQ{id: d.calls.nextID(), entries: min(d.x.attr.MaxCQE, 1+int(d.drawLogUniform(256)))}

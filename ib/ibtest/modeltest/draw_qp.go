@@ -177,7 +177,13 @@ func (d *qpCallDrawer) drawModifyQP() call {
 	// requests are in flight in SQD
 	if waits := filterIDs(d.x.m.Queues.QPs, (*model.QP).IsWaiting); len(waits) > 0 && d.oneInN(3) {
 		c.qp, c.attr.State = pickOne(d, waits), ib.QPSQD
+		d.drawDrainedEvent(&c)
 		d.calls.add(queryQP{c.qp})
+		if d.oneInN(2) { // a rejected call changes nothing, also not the pending event
+			r := modifyQP{qp: c.qp, attr: d.newValidQPAttr(), mask: ib.QPAttrState | ib.QPAttrMinRNRTimer}
+			r.attr.State = ib.QPRTS
+			d.calls.add(d.withInvalidAttr(r))
+		}
 		return c
 	}
 	switch d.IntN(11) {
@@ -186,10 +192,8 @@ func (d *qpCallDrawer) drawModifyQP() call {
 	case 1:
 		c.attr.State = ib.QPReset
 	case 2, 3:
-		if c.attr.State = ib.QPSQD; d.oneInN(2) {
-			c.mask |= ib.QPAttrEnSQDAsyncNotify
-			c.attr.EnSQDAsyncNotify = !d.oneInN(4)
-		}
+		c.attr.State = ib.QPSQD
+		d.drawDrainedEvent(&c)
 	case 4, 5:
 		c.attr.State = q.State
 		if c.mask |= ib.QPAttrAccessFlags; isAddressedByRequest(q.Type) {
@@ -220,6 +224,14 @@ func (d *qpCallDrawer) drawModifyQP() call {
 		}
 	}
 	return c
+}
+
+// drawDrainedEvent may request EventSQDrained for a transition to SQD.
+func (d *qpCallDrawer) drawDrainedEvent(c *modifyQP) {
+	if d.oneInN(2) {
+		c.mask |= ib.QPAttrEnSQDAsyncNotify
+		c.attr.EnSQDAsyncNotify = !d.oneInN(4)
+	}
 }
 
 // optionalMasks lists the attributes that some transitions permit without requiring them.

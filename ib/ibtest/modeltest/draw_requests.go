@@ -202,7 +202,9 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 	case ib.WRSendWithInv:
 		s.inv = d.memory.drawKeyToInvalidate(p)
 	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
-		n = 8
+		if n = 8; d.oneInN(16) {
+			n = pickOne(d, []uint64{4, 12, 16})
+		}
 	case ib.WRFlush:
 		s.flush = ib.Flush{Placement: ib.FlushGlobal, Length: uint32(n)}
 		if d.oneInN(3) {
@@ -220,10 +222,11 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 	}
 	if usesRemoteMemory(s.op) {
 		var most uint64
-		if s.to, most = d.memory.drawRemoteTarget(p, s.srq, n, neededRights[s.op]); n != 8 {
+		word := n == 8 || neededRights[s.op] == ib.AccessRemoteAtomic
+		if s.to, most = d.memory.drawRemoteTarget(p, s.srq, n, neededRights[s.op]); !word {
 			n = most
 		}
-		if n == 8 && !d.shouldBeInvalid() {
+		if word && !d.shouldBeInvalid() {
 			addr, _ := d.x.resolveTarget(s.to)
 			if base := addr - s.to.off; d.oneInN(2) {
 				s.to.off = -base % 8 // the same word each time
@@ -286,7 +289,7 @@ func (d *requestDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 		d.shouldBeInvalid():
 		s.flags |= ib.SendInline
 		s.inline = d.drawInlineBytes(8)
-	case s.op == ib.WRRDMARead || n == 8 && neededRights[s.op] == ib.AccessRemoteAtomic:
+	case s.op == ib.WRRDMARead || neededRights[s.op] == ib.AccessRemoteAtomic:
 		s.list = d.memory.drawSGL(q.PD, n, d.drawableElements(q, s), ib.AccessLocalWrite)
 	case (q.Type != ib.QPTypeSRD || s.op != ib.WRRDMAWrite && s.op != ib.WRRDMAWriteWithImm || d.shouldBeInvalid()) &&
 		(n <= uint64(q.Cap.MaxInlineData) && d.oneInN(2) || d.shouldBeInvalid() && n <= 1024):
