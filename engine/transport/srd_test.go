@@ -353,72 +353,156 @@ func TestSRDFailures(t *testing.T) {
 	}
 }
 
-// FuzzSRDSender calls the sender with answers of any content. The sender keeps its bounds, and its requests end when
-// it fails.
+// FuzzSRDSender calls the sender with answers of any content. See playSRD.
 func FuzzSRDSender(f *testing.F) {
 	f.Add([]byte("\x00\x01\x02\x03\x04\x05\x06\x07"))
 	f.Add([]byte{0, 4, 200, 1, 1, 2, 0, 1, 255, 3, 0, 5, 4, 0, 2, 5, 0, 0, 1, 6, 9, 9})
-	f.Fuzz(func(t *testing.T, in []byte) {
-		var s SRDSender
-		s.Init(256, 1)
-		s.RNRRetry = 2
-		now, posted, ended := int64(1), 0, 0
-		next := func() (b byte) {
-			if len(in) > 0 {
-				b, in = in[0], in[1:]
+	f.Fuzz(playSRD)
+}
+
+// TestSRDAnswers is FuzzSRDSender with random input.
+func TestSRDAnswers(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 500 {
+		in := make([]byte, r.IntN(300))
+		for i := range in {
+			in[i] = byte(r.Uint32())
+		}
+		if len(in) > 6 && r.IntN(4) > 0 { // an established flow with packets in flight
+			copy(in, []byte{byte(r.IntN(3)) * 8, 255, 1, 1, 2, 1, 255})
+		}
+		playSRD(t, in)
+	}
+}
+
+// playSRD calls the sender with answers of any content. The sender keeps its bounds and its counts, and its requests
+// end when it fails. A response belongs to a READ that has had none. The failure of a request keeps the packets of
+// other requests as they are.
+func playSRD(t *testing.T, in []byte) {
+	var s SRDSender
+	s.Init(256, 1)
+	s.RNRRetry = 2
+	now := int64(1)
+	var kinds []Kind // by the id of the request
+	ended := map[uint32]bool{}
+	responded := map[roce.PSN]bool{}
+	next := func() (b byte) {
+		if len(in) > 0 {
+			b, in = in[0], in[1:]
+		}
+		return b
+	}
+	psn := func() roce.PSN {
+		una, _ := s.PSNs()
+		return una.Add(int(int8(next())))
+	}
+	end := func() {
+		for _, r := range s.Results() {
+			if ended[r.ID] {
+				t.Fatalf("request %d: got two ends, want one", r.ID)
 			}
-			return b
+			ended[r.ID] = true
 		}
-		psn := func() roce.PSN {
-			una, _ := s.PSNs()
-			return una.Add(int(int8(next())))
-		}
-		for steps := 0; len(in) > 0 && steps < 500; steps++ {
-			switch op := next(); op % 8 {
-			case 0:
-				kind := []Kind{Send, Write, Read}[op/8%3]
-				s.Push(uint32(posted), SRDRequest{Kind: kind, Length: int(next()) * 8, Imm: op&64 != 0})
-				posted++
-			case 1:
-				for range next() {
-					if p, ok := s.Next(); ok {
-						s.Sent(&p, now)
-					}
+	}
+	for steps := 0; len(in) > 0 && steps < 500; steps++ {
+		switch op := next(); op % 8 {
+		case 0:
+			kind := []Kind{Send, Write, Read}[op/8%3]
+			s.Push(uint32(len(kinds)), SRDRequest{Kind: kind, Length: int(next()) * 8, Imm: op&64 != 0})
+			kinds = append(kinds, kind)
+		case 1:
+			for range next() {
+				if p, ok := s.Next(); ok {
+					s.Sent(&p, now)
 				}
-			case 2:
-				s.Accepted()
-			case 3:
-				at := psn()
-				n := min(int(next())%(SRDBitmapLen+4), len(in))
-				s.Acked(at, in[:n], now)
-			case 4:
-				s.Refused(psn(), roce.SRDStatus(next()%16), now)
-			case 5:
-				now += int64(next()) * int64(time.Millisecond)
-				s.Expire(now)
-			case 6:
-				if at := psn(); op&8 == 0 {
-					if _, ok := s.Response(at); ok {
-						s.Responded(at, now)
-					}
+			}
+		case 2:
+			s.Accepted()
+		case 3:
+			at := psn()
+			n := min(int(next())%(SRDBitmapLen+4), len(in))
+			s.Acked(at, in[:n], now)
+		case 4:
+			s.Refused(psn(), roce.SRDStatus(next()%16), now)
+		case 5:
+			now += int64(next()) * int64(time.Millisecond)
+			s.Expire(now)
+		case 6:
+			at := psn()
+			if p, ok := s.Response(at); ok {
+				if p.Op != SRDOpData || kinds[p.ID] != Read || responded[at] {
+					t.Fatalf("response to PSN %v: got the place %+v of a %v, want one of a READ without a response", at, p,
+						kinds[p.ID])
 				}
-			case 7:
-				s.FailPacket(psn())
+				if op&8 == 0 {
+					responded[at] = true
+					s.Responded(at, now)
+				}
 			}
-			ended += len(s.Results())
-			una, last := s.PSNs()
-			if n := last.Diff(una); n < 0 || n > SRDWindow || s.Len() != posted-ended {
-				t.Fatalf("got %d PSNs and %d requests, want at most %d and %d", n, s.Len(), SRDWindow, posted-ended)
-			}
-			if out, _ := s.InFlight(); out < 0 {
-				t.Fatalf("got %d bytes in flight", out)
-			}
+		case 7:
+			failPacket(t, &s, psn())
 		}
-		s.Fail(roce.SRDAborted)
-		if ended += len(s.Results()); ended != posted || !s.Idle() {
-			t.Fatalf("got %d ends of %d requests", ended, posted)
+		end()
+		una, last := s.PSNs()
+		if n := last.Diff(una); n < 0 || n > SRDWindow || s.Len() != len(kinds)-len(ended) {
+			t.Fatalf("got %d PSNs and %d requests, want at most %d and %d", n, s.Len(), SRDWindow, len(kinds)-len(ended))
 		}
-	})
+		checkSRDCounts(t, &s)
+	}
+	s.Fail(roce.SRDAborted)
+	if end(); len(ended) != len(kinds) || !s.Idle() {
+		t.Fatalf("got %d ends of %d requests", len(ended), len(kinds))
+	}
+	checkSRDCounts(t, &s)
+}
+
+// failPacket calls FailPacket, and checks that the packets of other requests keep their states.
+func failPacket(t *testing.T, s *SRDSender, psn roce.PSN) {
+	before := slices.Clone(s.slots)
+	s.FailPacket(psn)
+	for at := s.una; at != s.next; at = at.Next() {
+		i := uint32(at) & uint32(len(before)-1)
+		if k := s.slot(at); k.msg != s.slot(psn).msg && *k != before[i] {
+			t.Fatalf("packet %v of another request than the failed one: got %+v, want %+v", at, *k, before[i])
+		}
+	}
+}
+
+// checkSRDCounts compares the counts of the sender with its slots.
+func checkSRDCounts(t *testing.T, s *SRDSender) {
+	t.Helper()
+	out, due := 0, 0
+	open := make([]int32, len(s.msgs))
+	for psn := s.una; psn != s.next; psn = psn.Next() {
+		k := s.slot(psn)
+		switch k.state {
+		case srdInFlight:
+			out += s.cost(k)
+		case srdDue:
+			due++
+		}
+		if k.msg != noMessage && k.state != srdAcked {
+			open[k.msg]++
+		}
+	}
+	if got, _ := s.InFlight(); got != out || s.due != due {
+		t.Fatalf("got %d bytes in flight and %d packets to send again, want %d and %d", got, s.due, out, due)
+	}
+	for i := range s.msgs {
+		if m := &s.msgs[i]; m.used && m.open != open[i] {
+			t.Fatalf("request %d: got %d packets without an acknowledgement, want %d", m.id, m.open, open[i])
+		}
+	}
+}
+
+// TestRandom compares the sequence of a seed with that of the published algorithm.
+func TestRandom(t *testing.T) {
+	r := NewRandom(1)
+	for i, want := range []uint32{270369, 67634689, 2647435461, 307599695} {
+		if got := r.Next(); got != want {
+			t.Errorf("number %d: got %d, want %d", i, got, want)
+		}
+	}
 }
 
 // TestSRDTrim tests that a flow whose memory was freed works, and that results have the time of the first packet.
