@@ -117,7 +117,7 @@ func combineFile(source string, list []numberedMutant) string {
 			}
 			inner := list[i+1:]
 			n := strconv.Itoa(list[i].number)
-			out.WriteString(source[from:g.from] + "/*<" + n + "*/" +
+			out.WriteString(source[from:g.from] + " /*<" + n + "*/" + // the space separates it from a division
 				g.form(n, func(f, t int) string { return render(f, t, inner) }) + "/*" + n + ">*/")
 			from = g.to
 		}

@@ -50,6 +50,8 @@ func wait() time.Duration { return 2 * time.Second }
 
 func fixed() (list [2]int) { return [2]int{} }
 
+func halve(a int) (int, int) { return a, a/2 }
+
 func named(a int) truth { return a == 0 }
 
 func mask(n uint32) uint32 { return n & (1<<8 - 1) }
@@ -101,6 +103,12 @@ func TestMask(t *testing.T) {
 
 func TestFixed(t *testing.T) {
 	if got := fixed(); len(got) != 2 {
+		t.Error(got)
+	}
+}
+
+func TestHalve(t *testing.T) {
+	if _, got := halve(12); got != 6 {
 		t.Error(got)
 	}
 }
@@ -159,6 +167,7 @@ func TestNamed(t *testing.T) { named(2) }
 		"either:logic:1 TestEither",
 		"either:logic:2 TestEither",
 		"fixed:constant:1 cannot be combined",
+		"halve:constant:1 TestHalve",
 		"mask:constant:1 TestMask",
 		"mask:constant:2 TestMask",
 		"mask:constant:3 TestMask",
