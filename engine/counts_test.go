@@ -10,7 +10,7 @@ import (
 // return their room.
 func TestUserShares(t *testing.T) {
 	s := userShares{room: 4079}
-	take := func(owner any) (n int) {
+	take := func(s *userShares, owner any) (n int) {
 		for ; ; n++ {
 			if err := s.add(owner); err != nil {
 				if !errors.Is(err, syscall.ENOMEM) {
@@ -22,11 +22,11 @@ func TestUserShares(t *testing.T) {
 	}
 	want := []int{2545, 955, 360, 135}
 	for owner, n := range want {
-		if got := take(owner); got != n {
+		if got := take(&s, owner); got != n {
 			t.Errorf("user %d: got %d, want %d", owner, got, n)
 		}
 	}
-	if got := take(0); got != 0 {
+	if got := take(&s, 0); got != 0 {
 		t.Errorf("first user again: got %d more, want none", got)
 	}
 	for owner, n := range want {
@@ -34,8 +34,13 @@ func TestUserShares(t *testing.T) {
 			s.remove(owner)
 		}
 	}
-	if got := take("next"); got != want[0] || len(s.of) != 1 {
+	if got := take(&s, "next"); got != want[0] || len(s.of) != 1 {
 		t.Errorf("after the end of all others: got %d of %d owners, want %d of 1", got, len(s.of), want[0])
+	}
+	small := userShares{room: 80}
+	take(&small, 1)
+	if small.remove(1); take(&small, 1) != 1 || small.of[1] != 50 {
+		t.Errorf("one object less, and as many as possible: got %d, want the 50 before", small.of[1])
 	}
 	unlimited := userShares{}
 	for range 10000 {

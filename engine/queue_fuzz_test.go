@@ -203,6 +203,7 @@ func (w *queueWorld) run(t testing.TB, script []byte) {
 	pair := &bench{t: t, a: a, b: b}
 	u := openUser(pair, userCap)
 	defer u.close()
+	u.abuses = true
 	s := &scripted{user: u, w: w, script: script, rings: []userRing{u.sq, u.rq, u.cqueue}}
 	for _, q := range s.rings {
 		s.shape = append(s.shape, [2]uint32{q.shift(), q.mask()})

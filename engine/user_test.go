@@ -30,10 +30,12 @@ type program struct {
 	file *os.File
 
 	faults [ib.NumLibraryFaults]atomic.Int32 // faults of the library, by kind
+	abuses bool                              // the test writes wrong values into the queues
 
-	mu   sync.Mutex
-	end  int64
-	maps [][]byte
+	mu     sync.Mutex
+	end    int64
+	maps   [][]byte
+	shared int // areas of AllocShared that are in use
 }
 
 func newProgram(t testing.TB) *program {
@@ -43,6 +45,11 @@ func newProgram(t testing.TB) *program {
 	p.file, err = os.OpenFile(p.path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	check(t, err)
 	t.Cleanup(func() {
+		for kind := range p.faults {
+			if n := p.faults[kind].Load(); n != 0 && !p.abuses {
+				t.Errorf("faults of kind %d of a correct program: got %d, want 0", kind, n)
+			}
+		}
 		p.file.Close()
 		for _, m := range p.maps {
 			syscall.Munmap(m)
@@ -62,7 +69,12 @@ func (p *program) AllocShared(size int) (ib.Shared, error) {
 		return ib.Shared{}, err
 	}
 	m := p.mmapLocked(uint64(off), n)
-	return ib.Shared{Mem: m, Offset: uint64(off), Free: func() {}}, nil
+	p.shared++
+	return ib.Shared{Mem: m, Offset: uint64(off), Free: func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.shared--
+	}}, nil
 }
 
 // mmap maps the location in a response, like the library.
@@ -170,6 +182,11 @@ func (u *user) close() {
 	check(u.t, u.qp.Destroy())
 	check(u.t, u.cq.Destroy())
 	contexter(u.b.a.dev).DeallocUserContext(u.program)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.shared != 0 {
+		u.t.Errorf("areas of the program after its end: got %d, want 0", u.shared)
+	}
 }
 
 func (u *user) doorbell() {
@@ -498,6 +515,7 @@ func (p *program) LibraryFault(fault ib.LibraryFault) { p.faults[fault].Add(1) }
 func TestUserLosesLength(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
+	u.abuses = true
 	id, slots := uint64(0), int(u.sq.mask())+1
 	send := func(wqe []byte, length uint32) (faults int32) {
 		t.Helper()
@@ -547,6 +565,7 @@ func TestUserLosesLength(t *testing.T) {
 func TestUserOverconsumes(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
+	u.abuses = true
 	cons := u.cqueue.word(uapi.RXEQueueConsumerOffset)
 	id := uint64(0)
 	for round := range 2 * (u.cq.Entries() + 1) { // around the ring
@@ -599,6 +618,7 @@ func TestUserOverconsumes(t *testing.T) {
 func TestUserScribbles(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
+	u.abuses = true
 	before := bytes.Clone(b.b.buf)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -731,4 +751,26 @@ func TestAbandonManyAndResized(t *testing.T) {
 	if !ok || wc.WRID != 77 || wc.QPNum != last.num {
 		t.Errorf("completion %+v, %v", wc, ok)
 	}
+}
+
+// TestUserPosted tests that posted requests count only in the states in which the queue pair sends.
+func TestUserPosted(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	q, _ := ib.As[ib.UserQP](deviceOf(u.qp).obj.QP(u.qp))
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+	toRTR(t, u.qp, b.b.dev, b.b.qp.Num(), conn{})
+	u.sq.post(u.wqe(1, uapi.WRSend, uapi.SendSignaled))
+	some := func(want bool) {
+		t.Helper()
+		if _, got := q.Posted(); got != want {
+			t.Errorf("Posted in state %v: got %t, want %t", u.qp.State(), got, want)
+		}
+	}
+	some(false)
+	toRTS(t, u.qp, conn{})
+	u.doorbell()
+	some(false)
+	u.sq.post(u.wqe(2, uapi.WRSend, uapi.SendSignaled))
+	some(true)
 }
