@@ -5,8 +5,10 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -107,6 +109,57 @@ func reth(k []byte, va uint64, rkey uint32, n int) {
 	binary.BigEndian.PutUint64(k[roce.BTHLen:], va)
 	binary.BigEndian.PutUint32(k[roce.BTHLen+8:], rkey)
 	binary.BigEndian.PutUint32(k[roce.BTHLen+12:], uint32(n))
+}
+
+// TestRepeatCounters repeats requests for each reason. The counters of the requester and the responder must change by
+// these numbers, and the others not at all.
+func TestRepeatCounters(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		conn conn
+		prep func(b *bench)
+		want ib.WCStatus
+		a, b map[string]uint64
+	}{
+		{name: "no receive", conn: conn{rnrRetry: 2, rnrTimer: 1}, want: ib.WCRNRRetryExcErr,
+			a: map[string]uint64{"sent_pkts": 3, "rcvd_pkts": 3, "rcvd_rnr_err": 3, "retry_rnr_exceeded_err": 1},
+			b: map[string]uint64{"rcvd_pkts": 3, "sent_pkts": 3, "send_rnr_err": 3}},
+		{name: "no answer", conn: conn{retry: 2}, want: ib.WCRetryExcErr,
+			prep: func(b *bench) { b.net.SetLink(addrB, false) },
+			// completer_retry_err includes the last timeout.
+			a: map[string]uint64{"sent_pkts": 15, "sent_probe_pkts": 12, "completer_retry_err": 3, "retry_exceeded_err": 1}},
+		{name: "loss", prep: func(b *bench) {
+			b.b.recv(1, 0, 64)
+			check(b.t, b.net.Faults().Add(link.Rule{Drop: 1, Limit: 1}))
+			b.a.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+		},
+			a: map[string]uint64{"sent_pkts": 4, "rcvd_pkts": 3, "rcvd_seq_err": 1, "completer_retry_err": 1, "rdma_sends": 2},
+			b: map[string]uint64{"rcvd_pkts": 3, "sent_pkts": 3, "out_of_seq_request": 1, "rdma_recvs": 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				b := newBenchIn(t, wire)
+				defer b.close()
+				b.connect(c.conn)
+				if c.prep != nil {
+					c.prep(b)
+				}
+				b.a.send(ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8)})
+				b.a.expect(ib.WC{ID: 9, Status: c.want})
+				testutil.AdvanceTime(time.Millisecond)
+				for _, x := range []struct {
+					n    *node
+					want map[string]uint64
+				}{{b.a, c.a}, {b.b, c.b}} {
+					got := x.n.dev.Stats()
+					maps.DeleteFunc(got, func(_ string, n uint64) bool { return n == 0 })
+					if !maps.Equal(got, x.want) {
+						t.Errorf("counters of %s: got %v, want %v", x.n.dev.name, got, x.want)
+					}
+				}
+			})
+		})
+	}
 }
 
 // TestSendErrors tests that send_err counts packets, independently of the trains.

@@ -1,14 +1,19 @@
 package engine
 
 import (
+	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"verbena/driver"
 	"verbena/ib"
 	"verbena/internal/testutil"
+	"verbena/link"
+	"verbena/link/simnet"
 	"verbena/roce"
 	"verbena/uapi"
 	"verbena/umem"
@@ -176,6 +181,158 @@ func TestObserveFailures(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestObserveRefusals sends requests that violate a rule, in packets of its own, and compares the whole violation.
+func TestObserveRefusals(t *testing.T) {
+	const mtu, global, persistent = 1024, ib.AccessFlushGlobal, ib.AccessFlushPersistent
+	const both = roce.FlushGlobal | roce.FlushPersistent
+	for _, c := range []struct {
+		name string
+		conn conn
+		say  func(d *dialogue) []request // the last one violates the rule
+		want func(d *dialogue) driver.Violation
+	}{
+		{"global flush without the right", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFlush, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8, flush: roce.FlushGlobal}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleQPRight, Right: global} }},
+		{"persistent flush without the right", conn{access: allAccess | global}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFlush, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8, flush: both}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleQPRight, Right: persistent}
+		}},
+		{"flush without any right", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFlush, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8, flush: both}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleQPRight, Right: global | persistent}
+		}},
+		{"flush of no type", conn{access: allAccess | global}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFlush, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleFlushType} }},
+		{"flush of a region without the right", conn{access: allAccess | global}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFlush, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8, flush: roce.FlushGlobal}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleRight, Right: global, Key: d.b.mr.RKey(), Addr: d.b.addr, Length: 8,
+				First: d.b.addr, Limit: 1 << 16}
+		}},
+		{"unaligned atomic", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFetchAdd, va: d.b.addr + 4, rkey: d.b.mr.RKey()}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleAlignment, Addr: d.b.addr + 4}
+		}},
+		{"unaligned atomic write", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCAtomicWrite, n: 8, va: d.b.addr + 1, rkey: d.b.mr.RKey(), len: 8}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleAlignment, Addr: d.b.addr + 1}
+		}},
+		{"atomic write of 16 bytes", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCAtomicWrite, n: 8, va: d.b.addr, rkey: d.b.mr.RKey(), len: 16}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleAtomicLength, Length: 16, Limit: 8}
+		}},
+		{"short first packet", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteFirst, n: mtu - 4, va: d.b.addr, rkey: d.b.mr.RKey(), len: 2 * mtu}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RulePacketLength, Length: mtu - 4, Limit: mtu}
+		}},
+		{"long only packet", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteOnly, n: mtu + 4, va: d.b.addr, rkey: d.b.mr.RKey(), len: mtu + 4}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RulePacketLength, Length: mtu + 4, Limit: mtu}
+		}},
+		{"less than the length of the message", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteOnly, n: 16, va: d.b.addr, rkey: d.b.mr.RKey(), len: 20}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleWriteLength, Length: 16, Limit: 20}
+		}},
+		{"full packet that is longer than the message", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteFirst, n: mtu, va: d.b.addr, rkey: d.b.mr.RKey(), len: mtu - 4}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleWriteLength, Length: mtu, Limit: mtu - 4}
+		}},
+		{"rest of a message", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteLast, n: 8}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleSequence} }},
+		{"no receive", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCSendOnly, n: 8}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleNoReceive} }},
+		{"no receive for immediate data", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteOnlyWithImmediate, n: 8, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleNoReceive} }},
+		{"no reads", conn{destRdAtomic: -1}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAReadRequest, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleRespDepth} }},
+		{"no atomics", conn{destRdAtomic: -1}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFetchAdd, va: d.b.addr, rkey: d.b.mr.RKey()}}
+		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleRespDepth} }},
+		{"atomic beyond the region", conn{}, func(d *dialogue) []request {
+			return []request{{op: roce.RCFetchAdd, va: d.b.addr + 1<<16, rkey: d.b.mr.RKey()}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleRange, Right: ib.AccessRemoteAtomic, Key: d.b.mr.RKey(),
+				Addr: d.b.addr + 1<<16, Length: 8, First: d.b.addr, Limit: 1 << 16}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := newDialogue(t, ib.QPTypeRC, c.conn)
+				o := &observed{}
+				d.b.dev.observer = o
+				d.say(c.say(d)...)
+				if len(o.refused) != 1 || o.refused[0].Violation != c.want(d) {
+					t.Errorf("refused requests: got %+v, want one with %+v", o.refused, c.want(d))
+				}
+			})
+		})
+	}
+}
+
+// TestObserveSendErrors tests the report of packets that the network refuses, and that the retransmission succeeds.
+func TestObserveSendErrors(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		o := &observed{}
+		n := &refusingNet{Network: simnet.New(simnet.Config{})}
+		b := newBench(t, setup{network: n, addrs: [2]netip.Addr{addrA, addrB}, observer: o})
+		b.connect(conn{timeout: 14})
+		n.refuses.Store(1)
+		b.b.recv(2, 0, 5000)
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5000)})
+		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+		b.b.expect(ib.WC{ID: 2, Opcode: ib.WCRecv, ByteLen: 5000})
+		if len(o.unsent) != 1 {
+			t.Fatalf("unsent packets: got %+v, want one report", o.unsent)
+		}
+		u := o.unsent[0]
+		if u.QP.Num != b.a.qp.Num() || u.QP.Peer != addrB || u.Packets != 5 || u.Err != syscall.EMSGSIZE || u.MTU != 9000 ||
+			u.Longest != roce.RCSendFirst.PacketLen(1024) {
+			t.Errorf("unsent packets: got %+v, want 5 to the peer that are too long", u)
+		}
+		if s := b.a.dev.Stats(); s["send_err"] != 5 {
+			t.Errorf("send_err: got %d, want 5", s["send_err"])
+		}
+	})
+}
+
+// refusingNet is a network that refuses trains as too long.
+type refusingNet struct {
+	link.Network
+	refuses atomic.Int64 // number of trains that will be refused
+}
+
+type refusingEndpoint struct {
+	link.Endpoint
+	net *refusingNet
+}
+
+func (n *refusingNet) Listen(a netip.Addr, r link.Receiver) (link.Endpoint, error) {
+	e, err := n.Network.Listen(a, r)
+	return refusingEndpoint{e, n}, err
+}
+
+func (e refusingEndpoint) Send(t *link.Train) error {
+	if e.net.refuses.Add(-1) >= 0 {
+		return syscall.EMSGSIZE
+	}
+	return e.Endpoint.Send(t)
 }
 
 // TestObserveTimeout tests the report of a request without an answer: the number and the time of its transmissions.

@@ -13,6 +13,7 @@ import (
 	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/reqtrace"
+	"verbena/uapi"
 )
 
 // tracedBench is a bench with traces of its work requests.
@@ -177,6 +178,40 @@ func TestRequestTraceLostArm(t *testing.T) {
 	})
 }
 
+// TestRequestTraceUserArm shows a program that polls its queue without a call. The device finds that out when the
+// program arms the queue.
+func TestRequestTraceUserArm(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := newTracedBench(t, wire, conn{})
+		defer x.close()
+		check(t, x.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+		u := openUser(x.bench, userCap)
+		defer u.close()
+		for id := range uint64(2) {
+			x.b.recv(id, 0, 64)
+			u.sq.post(u.wqe(id, uapi.WRSend, uapi.SendSignaled, x.a.sge(0, 8)...))
+		}
+		u.doorbell()
+		testutil.AdvanceTime(time.Millisecond)
+		if _, ok := u.cqueue.poll(); !ok {
+			t.Fatal("poll: got no completion")
+		}
+		testutil.AdvanceTime(time.Millisecond)
+		_, err := u.cq.ReqNotify(ib.NotifyNextComp)
+		check(t, err)
+		testutil.AdvanceTime(time.Millisecond)
+		tr := x.end(t)
+		sends := tr.Named(fmt.Sprintf("QP %d of %s", u.qp.Num(), x.a.dev.name), "SEND")
+		if len(sends) != 2 {
+			t.Fatalf("sends: got %v, want 2", sends)
+		}
+		if w := inside(t, tr, sends[0], "completed, not polled"); w.End-sends[0].Begin != 2*time.Millisecond {
+			t.Errorf("first SEND until its poll: got %v, want 2 ms", w.End-sends[0].Begin)
+		}
+		inside(t, tr, sends[1], "completed, never polled")
+	})
+}
+
 // TestRequestTraceReconnect shows a program that resets and reconnects a queue pair, and forgets that the receives are
 // lost.
 func TestRequestTraceReconnect(t *testing.T) {
@@ -190,7 +225,7 @@ func TestRequestTraceReconnect(t *testing.T) {
 			check(t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
 		testutil.AdvanceTime(time.Millisecond)
-		x.connect(conn{rnrRetry: 2, rnrTimer: 1})
+		x.connect(conn{rnrRetry: 2, rnrTimer: 1, psn: 3})
 		x.a.send(ib.SendWR{ID: 5, Opcode: ib.WRSend, SGList: x.a.sge(0, 64)})
 		x.a.expect(ib.WC{ID: 5, Status: ib.WCRNRRetryExcErr})
 		tr := x.end(t)
@@ -202,8 +237,9 @@ func TestRequestTraceReconnect(t *testing.T) {
 		if got := tr.Values(x.b.track() + ", RC/receives left"); !slices.Equal(got, []int64{0, 0, 0}) {
 			t.Errorf("receives left: got %v, want three times 0", got)
 		}
-		if d := tr.InstantsNamed(x.a.track(), "RNR NAK: sends again after"); len(d) != 2 {
-			t.Errorf("delays: got %v, want 2", d)
+		d := tr.InstantsNamed(x.a.track(), "RNR NAK: sends again after")
+		if len(d) != 2 || d[0].Name != "RNR NAK: sends again after 10µs" || d[0].Attrs["PSN"] != "3" {
+			t.Errorf("delays: got %v, want 2 of 10 µs with PSN 3", d)
 		}
 		if s := one(t, tr, x.a.track(), "SEND: "); s.Name != "SEND: RNR retry counter exceeded" {
 			t.Errorf("failed request: got %q", s.Name)
