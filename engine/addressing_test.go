@@ -210,6 +210,40 @@ func TestSetInterface(t *testing.T) {
 	})
 }
 
+// TestDefaultGIDs tests that the devices of a Fabric find one another by their default GIDs while other devices join,
+// change and leave.
+func TestDefaultGIDs(t *testing.T) {
+	f := &Fabric{}
+	b := newBench(t, setup{fabric: f})
+	knows := func(when string, list ...*Device) {
+		t.Helper()
+		for _, d := range list {
+			for _, peer := range list {
+				if got := d.aliased(peer.at.Load().gids[0].GID); got != peer {
+					t.Errorf("%s: device %s for the default GID of %s: got %v", when, d.name, peer.name, got)
+				}
+			}
+		}
+	}
+	knows("two devices", b.a.dev, b.b.dev)
+	addr := netip.MustParseAddr("10.0.0.3")
+	cfg := Config{
+		Layout: layout.Layout{}, Name: "rxe2", Addrs: []netip.Addr{addr}, Network: b.net, Fabric: f,
+		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 3}, MTU: 9000, Up: true, Running: true},
+	}
+	c, err := New(cfg)
+	check(t, err)
+	knows("a third one", b.a.dev, b.b.dev, c)
+	b.a.dev.SetInterface(b.a.dev.at.Load().netdev, ips(addrA.String(), "10.0.0.4"))
+	knows("a changed one", b.a.dev, b.b.dev, c)
+	gid := c.at.Load().gids[0].GID
+	check(t, c.Close())
+	knows("two devices again", b.a.dev, b.b.dev)
+	if got := b.a.dev.aliased(gid); got != nil {
+		t.Errorf("default GID of the device that has left: got %s, want none", got.name)
+	}
+}
+
 // TestSetInterfaceTaken tests an address that another program has bound: it is omitted, logged once, and used when
 // free.
 func TestSetInterfaceTaken(t *testing.T) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -260,7 +261,8 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	})
 }
 
-// TestPanicEndsAccess panics in a pass that has begun to gather a message, while a deregistration waits for it.
+// TestPanicEndsAccess panics in a copy of a pass that has begun to gather a message, while a deregistration waits for
+// it. The watchdog must not find the pass in the copy, because its run queue belongs to another pass then.
 func TestPanicEndsAccess(t *testing.T) {
 	b := newBench(t, setup{shortcut: true, recover: true})
 	b.connect(conn{})
@@ -273,6 +275,14 @@ func TestPanicEndsAccess(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	testutil.WaitBlocked(t, func() { done <- mr.Dereg() })
+	b.unwatched()
+	p.enter(qp)
 	p.panicked("by the test")
 	within(t, "Dereg", func() { check(t, <-done) })
+	w := &qp.dev.watchdog
+	w.find()
+	if _, stuck := w.find(); slices.Contains(stuck, p) {
+		t.Error("watchdog: got the pass that has panicked in a copy, want none")
+	}
+	b.watched()
 }

@@ -288,6 +288,40 @@ func TestWatchdogRests(t *testing.T) {
 	}
 }
 
+// TestSendersOfAStoppedPass tests that the senders of a queue pair that is blocked in its memory do not wait for it:
+// the trains that it has not received count as those of its slow program.
+func TestSendersOfAStoppedPass(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	x := newSilentProgram(b, ib.QPTypeRC)
+	b.unwatched()
+	x.space.hush()
+	wr := ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: x.addr,
+		RKey: x.mr.RKey()}
+	done := make(chan error, 1)
+	go func() {
+		_, err := x.peers[0].PostSend(wr)
+		done <- err
+	}()
+	testutil.Eventually(t, "the copy is blocked", func() bool { return x.space.waiting.Load() > 0 })
+	from, to := qpOf(x.peers[0]), qpOf(x.qps[0])
+	for range maxHanded {
+		_, err := x.peers[0].PostSend(wr)
+		check(t, err)
+	}
+	if n := from.egress.handed.Load(); n != maxHanded {
+		t.Errorf("trains that the blocked queue pair has not received: got %d, want %d", n, maxHanded)
+	}
+	b.a.dev.watchdog.look(b.a.dev)
+	b.a.dev.watchdog.look(b.a.dev)
+	testutil.Eventually(t, "the trains count as those of the slow program", func() bool { // perhaps by the timer's thread
+		return from.egress.handed.Load() == 0 && to.lane.bytes.Load() > 0
+	})
+	x.space.answer()
+	within(t, "PostSend", func() { check(t, <-done) })
+	b.watched()
+}
+
 // TestWorkOfAStoppedPass blocks a pass in the memory of a program. The work of the pass for other queue pairs must be
 // done.
 func TestWorkOfAStoppedPass(t *testing.T) {

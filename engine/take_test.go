@@ -8,8 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"verbena/engine/queue"
+	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/link"
+	"verbena/uapi"
 	"verbena/umem"
 )
 
@@ -174,6 +177,44 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// TestUrgent tests for which packets of a queue pair the sending thread also receives the answers.
+func TestUrgent(t *testing.T) {
+	const answers, polls, reliable, inFlight = 1, 2, 4, 8
+	for _, c := range []struct {
+		name    string
+		is      int
+		bytes   int
+		waiting int // completions that the program has not polled
+		want    bool
+	}{
+		{"response of a queue pair without requests", reliable, 0, 9, true},
+		{"much of it", reliable, maxUrgent, 9, true},
+		{"too much of it", reliable, maxUrgent + 1, 9, false},
+		{"stream", reliable | inFlight, 0, 0, false},
+		{"request of a program that polls", reliable | inFlight | polls, 0, 0, true},
+		{"request of a program with an older completion", reliable | inFlight | polls, 0, 1, false},
+		{"answer", reliable | inFlight | answers, 0, 9, true},
+		{"too much of an answer", reliable | inFlight | answers, maxUrgent + 1, 9, false},
+		{"unreliable stream", 0, 0, 0, false},
+		{"unreliable request of a program that polls", polls, 0, 1, true},
+		{"unreliable request of a program with an older completion", polls, 0, 2, false},
+		{"unreliable answer", answers, 0, 9, true},
+	} {
+		qp := &QP{service: service{reliable: c.is&reliable != 0}, sendCQ: &cq{queue: queue.NewCompletion(10)}}
+		qp.egress.bytes = c.bytes
+		qp.req.waits = waits{answers: c.is&answers != 0, polls: c.is&polls != 0}
+		if c.is&inFlight != 0 {
+			qp.req.snd.Push(transport.Request{Kind: transport.Send, Packets: 1})
+		}
+		for range c.waiting {
+			qp.sendCQ.queue.Push(&uapi.WC{})
+		}
+		if got := qp.urgent(); got != c.want {
+			t.Errorf("%s: got %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
 // lateNet is a network that counts the batches whose receiver was blocked until another thread took the endpoint.
 type lateNet struct {
 	link.Network
@@ -307,4 +348,39 @@ func claimed(t *testing.T, e *endpoint) (turn link.Turn) {
 		}
 	})
 	return turn
+}
+
+// endlessTurn is a link.Turn of an endpoint in which packets arrive without end.
+type endlessTurn struct {
+	p     *pass
+	e     *endpoint
+	size  int // bytes of the packets of one Take
+	takes int
+}
+
+func (x *endlessTurn) Take(by any, _ int) bool {
+	x.takes++
+	x.e.Receive(&link.Arrival{Src: addrA, Dst: addrB, By: by, Packets: [][]byte{make([]byte, x.size)}})
+	x.p.claims[0].sent++
+	return true
+}
+
+func (x *endlessTurn) Yield()   {}
+func (x *endlessTurn) Abandon() {}
+
+// TestTakeLeavesRest tests that a pass leaves packets to other threads when it has received some times, or much.
+func TestTakeLeavesRest(t *testing.T) {
+	b := newBench(t, setup{})
+	for size, want := range map[int]int{
+		100: maxTakes, maxTaken/4 - trainCost: 5, maxTaken/4 - trainCost + 1: 4, maxTaken + 1: 1,
+	} {
+		p := b.b.dev.begin(false)
+		x := &endlessTurn{p: p, e: b.b.dev.at.Load().endpoints[0], size: size}
+		p.claims = append(p.claims, claim{x.e, x, 1})
+		p.take()
+		if x.takes != want || len(p.claims) != 0 {
+			t.Errorf("%d bytes at a time: got %d times and %d endpoints left, want %d and 0", size, x.takes, len(p.claims), want)
+		}
+		p.end()
+	}
 }

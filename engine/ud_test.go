@@ -169,6 +169,9 @@ func TestGSI(t *testing.T) {
 		if a.Num() != 1 || z.Num() != 1 {
 			t.Fatalf("numbers %d and %d", a.Num(), z.Num())
 		}
+		if attr, _, err := a.Query(ib.QPAttrPort); err != nil || attr.Port != 1 {
+			t.Errorf("Query: got port %d, %v, want 1", attr.Port, err)
+		}
 		if _, err := b.a.pd.CreateQP(init); !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("a second one: %v", err)
 		}
