@@ -108,4 +108,40 @@ func testMemoryFaultFailsRequest(e *testEnv) {
 	}
 	p.reconnect()
 	p.exchangeMessage(0, 1, 8)
+	if e.supportsType(ib.QPTypeUD) {
+		testMemoryFaultOfDatagram(e, p.pd, space, bad[0])
+	}
+}
+
+// testMemoryFaultOfDatagram sends datagrams to receives with faulty memory for the header, the data, or both.
+func testMemoryFaultOfDatagram(e *testEnv, pd *ib.PD, space *faultySpace, bad ib.SGE) {
+	const n = 8
+	for _, c := range []struct {
+		name   string
+		before uint32 // bytes before the faulty memory
+		faulty uint32
+		after  uint32
+	}{{"all", 0, grhLen + n, 0}, {"header", 0, grhLen, n}, {"data", grhLen, n, 0}} {
+		if e.recvSGE < 2 && c.faulty < grhLen+n {
+			continue
+		}
+		p := e.newPair(pairConfig{kind: ib.QPTypeUD, pd: pd})
+		ah := e.newAH(pd)
+		bad.Length = c.faulty
+		var sgl []ib.SGE
+		if c.before > 0 {
+			sgl = append(sgl, p.buf[1].newSGE(0, int(c.before)))
+		}
+		if sgl = append(sgl, bad); c.after > 0 {
+			sgl = append(sgl, p.buf[1].newSGE(0, int(c.after)))
+		}
+		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 1, SGList: sgl})
+		what := fmt.Sprintf("datagram whose %s is in faulty memory of the receive", c.name)
+		space.broken.Store(true)
+		p.postSendWR(0, p.newDatagramRequest(1, ah, n))
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+		e.wantCompletionStatus(what, p.cqs[1], []ib.WCStatus{ib.WCLocProtErr})
+		e.wantQPState(what, p.qps[1], ib.QPErr)
+		space.broken.Store(false)
+	}
 }
