@@ -495,6 +495,18 @@ func checkSRDCounts(t *testing.T, s *SRDSender) {
 	}
 }
 
+// TestSRDMeasure tests the smoothed time until an acknowledgement and its variation.
+func TestSRDMeasure(t *testing.T) {
+	var s SRDSender
+	for i, x := range []struct{ sample, rtt, rttvar int64 }{
+		{800, 800, 400}, {1600, 900, 500}, {500, 850, 475}, {850, 850, 357},
+	} {
+		if s.measure(x.sample); s.rtt != x.rtt || s.rttvar != x.rttvar {
+			t.Errorf("sample %d: got %d and %d, want %d and %d", i, s.rtt, s.rttvar, x.rtt, x.rttvar)
+		}
+	}
+}
+
 // TestRandom compares the sequence of a seed with that of the published algorithm.
 func TestRandom(t *testing.T) {
 	r := NewRandom(1)
