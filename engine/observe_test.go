@@ -125,6 +125,11 @@ func TestObserveFailures(t *testing.T) {
 		{name: "unknown local key", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: []ib.SGE{{Addr: b.a.addr, Length: 8, LKey: 5}}}
 		}, status: uapi.WCLocProtErr, local: driver.RuleKey},
+		{name: "local right", wr: func(b *bench) ib.SendWR {
+			mr := b.a.regMR(b.a.pd, ib.AccessRemoteRead)
+			return ib.SendWR{Opcode: ib.WRRDMARead, SGList: []ib.SGE{{Addr: b.a.addr, Length: 8, LKey: mr.LKey()}},
+				RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCLocProtErr, local: driver.RuleRight},
 		{name: "local range", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(far, 8)}
 		}, status: uapi.WCLocProtErr, local: driver.RuleRange, limit: 1 << 16, length: 8},
@@ -206,6 +211,16 @@ func TestObserveRefusals(t *testing.T) {
 		}, func(d *dialogue) driver.Violation {
 			return driver.Violation{Rule: driver.RuleQPRight, Right: global | persistent}
 		}},
+		{"write without the right", conn{access: ib.AccessRemoteRead}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAWriteOnly, va: d.b.addr, rkey: d.b.mr.RKey()}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleQPRight, Right: ib.AccessRemoteWrite}
+		}},
+		{"read without the right", conn{access: ib.AccessRemoteWrite}, func(d *dialogue) []request {
+			return []request{{op: roce.RCRDMAReadRequest, va: d.b.addr, rkey: d.b.mr.RKey()}}
+		}, func(d *dialogue) driver.Violation {
+			return driver.Violation{Rule: driver.RuleQPRight, Right: ib.AccessRemoteRead}
+		}},
 		{"flush of no type", conn{access: allAccess | global}, func(d *dialogue) []request {
 			return []request{{op: roce.RCFlush, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8}}
 		}, func(d *dialogue) driver.Violation { return driver.Violation{Rule: driver.RuleFlushType} }},
@@ -282,6 +297,35 @@ func TestObserveRefusals(t *testing.T) {
 					t.Errorf("refused requests: got %+v, want one with %+v", o.refused, c.want(d))
 				}
 			})
+		})
+	}
+}
+
+// TestObserveDatagrams sends datagrams that no receive can hold.
+func TestObserveDatagrams(t *testing.T) {
+	const mtu = 4096
+	for _, c := range []struct {
+		name    string
+		receive int // bytes; 0: none
+		n       int
+		want    driver.Violation
+	}{
+		{"no receive", 0, 8, driver.Violation{Rule: driver.RuleNoReceive}},
+		{"longer than the receive", 50, 12, driver.Violation{Rule: driver.RuleReceiveLength, Length: grhLen + 12, Limit: 50}},
+		{"longer than the MTU", mtu + grhLen + 4, mtu + 4,
+			driver.Violation{Rule: driver.RulePacketLength, Length: mtu + 4, Limit: mtu}},
+	} {
+		bubble(t, func(t *testing.T) {
+			d := newDialogue(t, ib.QPTypeUD, conn{})
+			o := &observed{}
+			d.b.dev.observer = o
+			if c.receive > 0 {
+				d.b.recv(1, 0, c.receive)
+			}
+			d.say(request{op: roce.UDSendOnly, n: c.n})
+			if len(o.refused) != 1 || o.refused[0].Violation != c.want {
+				t.Errorf("%s: got %+v, want one refusal with %+v", c.name, o.refused, c.want)
+			}
 		})
 	}
 }

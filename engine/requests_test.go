@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver"
 	"verbena/ib"
 	"verbena/internal/perfetto/perfettotest"
 	"verbena/internal/quota"
@@ -430,6 +431,37 @@ func TestRequestTraceLoss(t *testing.T) {
 			t.Errorf("device: got %v, want port down", d)
 		}
 	})
+}
+
+// keptLogs is an observer that chooses a log for each queue, and counts the queues that it knows already.
+type keptLogs struct {
+	*observed
+	fresh, known int
+}
+
+func (k *keptLogs) TraceQueue(q driver.QueueRef) driver.RequestLog {
+	if q.Log != nil {
+		k.known++
+		return q.Log
+	}
+	k.fresh++
+	return discardedLog{}
+}
+
+type discardedLog struct{}
+
+func (discardedLog) Add(*driver.RequestEvent) {}
+
+// TestRefreshKeepsLogs tests that the observer learns the present log of each queue.
+func TestRefreshKeepsLogs(t *testing.T) {
+	k := &keptLogs{observed: &observed{}}
+	b := newBench(t, setup{shortcut: true, observer: k})
+	srq, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+	check(t, err)
+	if k.fresh, k.known = 0, 0; !b.a.dev.RefreshTraces() || k.fresh != 0 || k.known != 3 {
+		t.Errorf("RefreshTraces: got %d new queues and %d known ones, want 0 and 3", k.fresh, k.known)
+	}
+	check(t, srq.Destroy())
 }
 
 // traced returns a set-up with traces of all work requests.

@@ -53,6 +53,9 @@ func (d *dialogue) say(list ...request) {
 		for i := range k.Payload {
 			k.Payload[i] = byte(r.psn)
 		}
+		if h := k.DETH(); h != nil {
+			h.Encode(testQKey, d.a.qp.Num())
+		}
 		if h := k.RETH(); h != nil {
 			h.Encode(r.va, r.rkey, uint32(r.len))
 		}

@@ -280,7 +280,7 @@ func TestSRQUser(t *testing.T) {
 	placeAddr, err := mem.Add(place)
 	check(t, err)
 	check(t, contexter(b.b.dev).AllocUserContext(&ib.Udata{Context: p, Space: mem}))
-	defer contexter(b.b.dev).DeallocUserContext(p)
+	defer p.end(b.b.dev)
 	data := &ib.Udata{Context: p, Space: mem, Out: make([]byte, 64)}
 	var errs atomic.Int32
 	s, err := ibuser.CreateSRQ(b.b.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ,

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	"verbena/driver"
 	"verbena/driver/orphan"
 	"verbena/ib"
 	ibcheck "verbena/ib/check"
@@ -33,7 +34,7 @@ type program struct {
 	abuses bool                              // the test writes wrong values into the queues
 
 	mu     sync.Mutex
-	end    int64
+	size   int64 // length of file
 	maps   [][]byte
 	shared int // areas of AllocShared that are in use
 }
@@ -63,8 +64,8 @@ func (p *program) AllocShared(size int) (ib.Shared, error) {
 	defer p.mu.Unlock()
 	page := os.Getpagesize()
 	n := (size + page - 1) / page * page
-	off := p.end
-	p.end += int64(n)
+	off := p.size
+	p.size += int64(n)
 	if err := syscall.Fallocate(int(p.file.Fd()), 0, off, int64(n)); err != nil {
 		return ib.Shared{}, err
 	}
@@ -181,11 +182,16 @@ func openUser(b *bench, cap ib.QPCap) *user {
 func (u *user) close() {
 	check(u.t, u.qp.Destroy())
 	check(u.t, u.cq.Destroy())
-	contexter(u.b.a.dev).DeallocUserContext(u.program)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.shared != 0 {
-		u.t.Errorf("areas of the program after its end: got %d, want 0", u.shared)
+	u.end(u.b.a.dev)
+}
+
+// end ends the context of the program on a device, which must free all its areas.
+func (p *program) end(dev *Device) {
+	contexter(dev).DeallocUserContext(p)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shared != 0 {
+		p.t.Errorf("areas of the program after its end: got %d, want 0", p.shared)
 	}
 }
 
@@ -750,6 +756,25 @@ func TestAbandonManyAndResized(t *testing.T) {
 	wc, ok := u.cqueue.poll()
 	if !ok || wc.WRID != 77 || wc.QPNum != last.num {
 		t.Errorf("completion %+v, %v", wc, ok)
+	}
+}
+
+// TestUserReportedLength tests that the report of a failed request has the length of its elements, independently of the
+// length that the program writes.
+func TestUserReportedLength(t *testing.T) {
+	o := &observed{}
+	b := newBench(t, setup{shortcut: true, observer: o})
+	u := newUser(b, userCap)
+	w := u.wqe(1, uapi.WRAtomicFetchAndAdd, uapi.SendSignaled, b.a.sge(0, 4)...)
+	h, _ := uapi.Decode[uapi.RXESendWQE](w)
+	h.DMA.Length = 100
+	uapi.Encode(w, &h)
+	u.sq.post(w)
+	u.doorbell()
+	u.expect(uapi.WC{WRID: 1, Status: uapi.WCLocLenErr})
+	want := driver.Violation{Rule: driver.RuleAtomicLength, Length: 4, Limit: 8}
+	if len(o.failed) == 0 || o.failed[0].Violation != want {
+		t.Errorf("failed completions: got %+v, want the first with %+v", o.failed, want)
 	}
 }
 
