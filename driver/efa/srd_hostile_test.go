@@ -12,6 +12,7 @@ import (
 
 	"verbena/driver/efa"
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/roce"
@@ -235,4 +236,73 @@ func TestSRDManyReads(t *testing.T) {
 			}
 		}
 	})
+}
+
+// requester is a host that sends packets of its own to a queue pair of SRD, and keeps the answers.
+type requester struct {
+	accepted uint32 // identifier of the flow
+	refused  []roce.SRDStatus
+}
+
+func (r *requester) Receive(a *link.Arrival) {
+	for _, b := range a.Packets {
+		k, err := roce.ParseBody(b)
+		if err != nil {
+			continue
+		}
+		switch k.Opcode {
+		case roce.SRDFlowAccept:
+			r.accepted = k.SRDETH().Value()
+		case roce.SRDFlowRefuse:
+			r.refused = append(r.refused, roce.SRDStatus(k.SRDETH().Value()))
+		}
+	}
+}
+
+// TestSRDSkipTogether sends an RDMA WRITE and a Skip with its PSN at once. The answer to the Skip reports success if
+// the data are stored.
+func TestSRDSkipTogether(t *testing.T) {
+	const num, id = 77, 5
+	for _, skipFirst := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+			b := newProgram(t, net, "10.0.0.2", ib.QPTypeSRD)
+			b.newAH("10.0.0.9")
+			r := &requester{}
+			ep, err := net.Listen(netip.MustParseAddr("10.0.0.9"), r)
+			b.check(err)
+			defer ep.Close()
+			packet := func(op roce.Opcode, data string) []byte {
+				buf := make([]byte, op.PacketLen(len(data)))
+				f := roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: b.qp.Num(), PSN: 1}
+				k := roce.NewPacket(buf, &f, len(data))
+				k.DETH().Encode(qkey, num)
+				k.SRDETH().Encode(r.accepted, id)
+				if h := k.RETH(); h != nil {
+					h.Encode(b.addr, b.mr.RKey(), uint32(len(data)))
+				}
+				copy(k.Payload, data)
+				return buf
+			}
+			send := func(buf []byte, size int) {
+				b.check(ep.Send(&link.Train{Dst: netip.MustParseAddr("10.0.0.2"), Buf: buf, Size: size}))
+				testutil.AdvanceTime(time.Millisecond)
+			}
+			open := packet(roce.SRDFlowOpen, "")
+			send(open, len(open))
+			write, skip := packet(roce.SRDRDMAWriteOnly, "data"), packet(roce.SRDFlowSkip, "")
+			want, wantStatus := "data", roce.SRDSuccess
+			if skipFirst {
+				send(skip, len(skip))
+				send(write, len(write))
+				want, wantStatus = "\x00\x00\x00\x00", roce.SRDSkipped
+			} else {
+				send(append(write, skip...), len(write))
+			}
+			if len(r.refused) != 1 || r.refused[0] != wantStatus || string(b.buf[:4]) != want {
+				t.Errorf("Skip first %t: got the answers %v and the data %q, want %v and %q", skipFirst, r.refused, b.buf[:4],
+					wantStatus, want)
+			}
+		})
+	}
 }
