@@ -7,13 +7,6 @@ import (
 )
 
 func (p *Program) checkCallbacks() (reports []Report) {
-	all := map[string][]string{}
-	for _, i := range driverInterfaces {
-		it := p.contract.ibInterface(i)
-		for k := 0; it != nil && k < it.NumMethods(); k++ {
-			all[i] = append(all[i], it.Method(k).Name())
-		}
-	}
 	callbacks := map[*function]root{}
 	for _, r := range p.storedHandlers() {
 		callbacks[r.f] = r
@@ -44,7 +37,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 	}
 	p.propagateEffect(by, p.callers(Callback))
 	said := map[token.Pos]bool{}
-	p.visitReachable(Callback, p.contract.implementingMethods(all), func(c *call) bool { return calls(c) != "" },
+	p.visitReachable(Callback, p.driverMethods(), func(c *call) bool { return calls(c) != "" },
 		func(v *rootVisit) {
 			for _, c := range v.f.calls {
 				if said[c.pos] {
@@ -95,7 +88,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 			}
 		}
 	})
-	// The following locks are acquired by callbacks.
+	// The following locks are acquired by callbacks, and by the methods that a consumer calls.
 	taken := map[*lock]*rootVisit{}
 	locks := lockSet{}
 	where := map[*lock]token.Pos{}
@@ -103,6 +96,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	for _, k := range p.completions {
 		roots = append(roots, root{k.f, functionName(k.f) + ", which a completion calls,"})
 	}
+	roots = append(roots, p.driverMethods()...) // Remove calls them by the verbs that destroy
 	p.visitReachable(Hotplug, roots, nil, func(v *rootVisit) {
 		for _, s := range v.f.locks.direct {
 			if l := s.l; l != nil && taken[l] == nil {

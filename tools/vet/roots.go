@@ -107,6 +107,18 @@ func (ct *contract) implementingMethods(of map[string][]string) (roots []root) {
 	return roots
 }
 
+// driverMethods returns the methods of drivers, and of the objects that drivers create.
+func (p *Program) driverMethods() []root {
+	all := map[string][]string{}
+	for _, i := range driverInterfaces {
+		it := p.contract.ibInterface(i)
+		for k := 0; it != nil && k < it.NumMethods(); k++ {
+			all[i] = append(all[i], it.Method(k).Name())
+		}
+	}
+	return p.contract.implementingMethods(all)
+}
+
 // convertsTo reports whether the program converts a type, or a pointer to it, to an interface of package ib.
 func (ct *contract) convertsTo(n *types.Named, iface string) bool {
 	if ct.converted == nil {

@@ -288,15 +288,8 @@ func (p *Program) keepReachedFunctions(called map[*function]bool) {
 // entryPoints returns the functions that package ib or a new goroutine calls.
 func (p *Program) entryPoints() map[*function]bool {
 	is := map[*function]bool{}
-	all := map[string][]string{}
-	for _, i := range driverInterfaces {
-		it := p.contract.ibInterface(i)
-		for k := 0; it != nil && k < it.NumMethods(); k++ {
-			all[i] = append(all[i], it.Method(k).Name())
-		}
-	}
 	clients := p.storedFuncs(p.contract.fieldsOf(ibPath, clientFields), nil)
-	roots := slices.Concat(p.contract.implementingMethods(all), p.noSleepRoots(), clients)
+	roots := slices.Concat(p.driverMethods(), p.noSleepRoots(), clients)
 	for _, r := range roots {
 		is[r.f] = true
 	}
