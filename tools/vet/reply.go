@@ -81,60 +81,177 @@ func sameValue(a, b ssa.Value) bool {
 	return ok1 && ok2 && x.Op == y.Op && (sameField(x.X, y.X) || sameValue(x.X, y.X))
 }
 
-// isReplyChannel reports whether a channel is a reply channel. The space is unknown if the capacity is not constant. It
-// then counts as sufficient.
-func isReplyChannel(m *ssa.MakeChan, uses []channelUse) bool {
+// replyFlow finds the work requests whose done functions send to a reply channel.
+type replyFlow struct {
+	traces   *valueTracer
+	m        *ssa.MakeChan
+	owner    *ssa.Alloc                        // the new struct with the channel in a field, or nil
+	creators map[*ssa.Function]*ssa.BasicBlock // blocks that make the channel, or call the constructor of the owner
+	seen     map[*ssa.Function]bool
+}
+
+// isReplyChannel reports whether a channel is a reply channel. The channel is a variable of its creator, or a field of
+// a struct that the creator makes with the channel. The space is unknown if the capacity is not constant. It then
+// counts as sufficient.
+func (t *valueTracer) isReplyChannel(m *ssa.MakeChan, uses []channelUse) bool {
+	n, constant := m.Size.(*ssa.Const)
+	r := &replyFlow{traces: t, m: m, seen: map[*ssa.Function]bool{},
+		creators: map[*ssa.Function]*ssa.BasicBlock{m.Parent(): m.Block()}}
+	r.owner = r.ownerOf()
+	r.addConstructorCalls()
 	sends := map[*ssa.Function][]ssa.Instruction{}
-	var elements []ssa.Instruction // instructions of the channel's creator that lead to one element each
 	for _, u := range uses {
-		switch {
-		case !u.send:
-		case u.arm >= 0:
+		if u.send && u.arm >= 0 {
 			return false
-		case u.in.Function == m.Parent():
-			elements = append(elements, u.at)
-		case u.in.Parent() != m.Parent():
-			return false
-		default:
+		}
+		if u.send {
 			sends[u.in.Function] = append(sends[u.in.Function], u.at)
 		}
 	}
+	elements := map[*ssa.Function]int64{}
 	for f, at := range sends {
-		posts := postsOf(m.Parent(), f)
-		if len(posts) == 0 || sendsTwice(at) {
+		posts, ok := r.postsBehind(f, at)
+		if !ok {
 			return false
 		}
-		elements = append(elements, posts...)
+		for _, at := range posts {
+			made := r.creators[at.Parent()]
+			elements[at.Parent()]++
+			if constant && at.Block() != made && reachesBlock(at.Block(), at.Block(), made) {
+				return false
+			}
+		}
 	}
-	n, constant := m.Size.(*ssa.Const)
-	return !constant || int64(len(elements)) <= n.Int64() && !slices.ContainsFunc(elements, func(at ssa.Instruction) bool {
-		return at.Block() != m.Block() && reachesBlock(at.Block(), at.Block(), m.Block())
-	})
+	for _, k := range elements {
+		if constant && k > n.Int64() {
+			return false
+		}
+	}
+	return true
 }
 
-// postsOf returns the calls that post a work request with a function literal as its done function, or nil if the
-// literal has other uses.
-func postsOf(in, literal *ssa.Function) (posts []ssa.Instruction) {
-	for _, b := range in.Blocks {
-		for _, at := range b.Instrs {
-			c, ok := at.(*ssa.MakeClosure)
-			if !ok || c.Fn != literal {
-				continue
+// addConstructorCalls adds the callers of the creator, if it returns the new owner.
+func (r *replyFlow) addConstructorCalls() {
+	if r.owner == nil || !slices.ContainsFunc(usersOf(r.owner), func(at ssa.Instruction) bool {
+		_, ok := at.(*ssa.Return)
+		return ok
+	}) {
+		return
+	}
+	for _, k := range r.traces.callers[r.m.Parent()] {
+		in := k.c.at.Parent()
+		if r.creators[in] != nil && r.creators[in] != k.c.at.Block() {
+			delete(r.creators, in)
+			return
+		}
+		r.creators[in] = k.c.at.Block()
+	}
+}
+
+// ownerOf returns the struct in which the creator of the channel stores it, if this is the only use of the channel and
+// the struct is new.
+func (r *replyFlow) ownerOf() *ssa.Alloc {
+	var owner *ssa.Alloc
+	for _, user := range usersOf(r.m) {
+		s, ok := user.(*ssa.Store)
+		if !ok {
+			continue // a receive, a send, or a capture
+		}
+		a, ok := s.Addr.(*ssa.FieldAddr)
+		if !ok || owner != nil {
+			return nil
+		}
+		if owner, ok = a.X.(*ssa.Alloc); !ok || len(r.traces.fields[fieldVar(a.X.Type(), a.Field)]) != 1 {
+			return nil
+		}
+	}
+	return owner
+}
+
+// postsBehind returns the instructions of creators that lead to instructions of f, each to one execution: posts of done
+// functions, and calls of functions that post. ok is false if other threads may execute f, or if f may execute the
+// instructions twice.
+func (r *replyFlow) postsBehind(f *ssa.Function, at []ssa.Instruction) (posts []ssa.Instruction, ok bool) {
+	if r.creators[f] != nil {
+		return at, true
+	}
+	if sendsTwice(at) || r.seen[f] {
+		return nil, false
+	}
+	if done := r.postsOf(f); len(done) > 0 {
+		return done, true
+	}
+	if r.owner == nil || r.isUsedAsValue(f) || len(r.traces.callers[f]) == 0 {
+		return nil, false
+	}
+	r.seen[f] = true
+	defer delete(r.seen, f)
+	by := map[*ssa.Function][]ssa.Instruction{}
+	for _, k := range r.traces.callers[f] {
+		if in := k.c.at.Parent(); !slices.Contains(by[in], k.c.at) {
+			by[in] = append(by[in], k.c.at)
+		}
+	}
+	for in, calls := range by {
+		list, ok := r.postsBehind(in, calls)
+		if !ok {
+			return nil, false
+		}
+		posts = append(posts, list...)
+	}
+	return posts, true
+}
+
+// postsOf returns the calls that post a work request with a function literal, or a method of the owner, as its done
+// function. It returns nil if the function has other uses.
+func (r *replyFlow) postsOf(fn *ssa.Function) (posts []ssa.Instruction) {
+	for _, c := range r.traces.closures[fn] {
+		if c.Parent() != r.m.Parent() && !r.holdsOwner(c) {
+			return nil
+		}
+		for _, user := range usersOf(c) {
+			call, ok := user.(*ssa.Call)
+			if !ok || call.Common().StaticCallee() == nil {
+				return nil
 			}
-			for _, user := range usersOf(c) {
-				call, ok := user.(*ssa.Call)
-				if !ok || call.Common().StaticCallee() == nil {
-					return nil
-				}
-				args, ok := postFuncs[fullName(call.Common().StaticCallee())]
-				if !ok || literalOf(call.Common().Args[args.done]) != literal {
-					return nil
-				}
-				posts = append(posts, call)
+			args, ok := postFuncs[fullName(call.Common().StaticCallee())]
+			if !ok || literalOf(call.Common().Args[args.done]) != fn {
+				return nil
 			}
+			list, ok := r.postsBehind(call.Parent(), []ssa.Instruction{call})
+			if !ok {
+				return nil
+			}
+			posts = append(posts, list...)
 		}
 	}
 	return posts
+}
+
+// holdsOwner reports whether a function value holds the owner of the channel, and no other struct of its type.
+func (r *replyFlow) holdsOwner(c *ssa.MakeClosure) bool {
+	holds := false
+	for _, b := range c.Bindings {
+		if r.owner == nil || namedOf(b.Type()) == nil || namedOf(b.Type()) != namedOf(r.owner.Type()) {
+			continue
+		}
+		for _, o := range r.traces.origins(b, nil, nil) {
+			if o.v != ssa.Value(r.owner) {
+				return false
+			}
+		}
+		holds = true
+	}
+	return holds
+}
+
+// isUsedAsValue reports whether the program stores or passes a function, except as the method value of a post.
+func (r *replyFlow) isUsedAsValue(f *ssa.Function) bool {
+	return len(r.traces.closures[f]) > 0 || f.Referrers() != nil && slices.ContainsFunc(*f.Referrers(),
+		func(at ssa.Instruction) bool {
+			c, ok := at.(ssa.CallInstruction)
+			return !ok || c.Common().StaticCallee() != f
+		})
 }
 
 // usersOf returns the instructions that use a closure, also after a conversion to a named type.

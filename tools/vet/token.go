@@ -86,7 +86,7 @@ func (p *Program) releaseTokens() {
 		if constant && n.Int64() == 0 || mixed[m] || vague[key(m.Parent(), m.Type())] {
 			continue
 		}
-		if isReplyChannel(m, uses[m]) || isSingleUseChannel(m, uses[m]) {
+		if p.traces.isReplyChannel(m, uses[m]) || isSingleUseChannel(m, uses[m]) {
 			p.dropTokenReturns(uses[m], false)
 			continue
 		}
