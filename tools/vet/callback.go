@@ -141,7 +141,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 					report(f, c, c.locksHeldIn(&p.locks, g, held), "calls "+functionName(g), g)
 				}
 			}
-			for _, u := range c.funcsPassedWithLocks(&p.locks) {
+			for _, u := range c.funcsPassedWithLocks(&p.locks, mayHeld) {
 				if plugs.of[u.f] != nil {
 					report(u.by, c, u.f.locksHeldThroughout(u.held), "calls "+functionName(u.f), u.f)
 				}

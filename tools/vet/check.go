@@ -59,6 +59,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkNoSleep(sleep)...)
 	reports = append(reports, p.checkCopies(p.callers(Copy))...)
 	reports = append(reports, p.checkSerial()...)
+	reports = append(reports, p.checkHolds()...)
 	reports = append(reports, p.checkCallbacks()...)
 	reports = append(reports, p.checkOwnDrains()...)
 	reports = append(reports, p.checkHotplug(p.callers(Hotplug))...)

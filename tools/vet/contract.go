@@ -120,6 +120,17 @@ var hotplugFuncs = map[string]bool{
 	"(*" + ibPath + ".Core).UnregisterClientContext": true,
 }
 
+// holdStarts maps the functions with which a thread begins to hold callbacks to the functions with which it runs them.
+var holdStarts = map[string]string{
+	"(*" + ibPath + ".DeviceHandle).HoldCallbacks": runCallbacks,
+	holdAdd: "(*" + ibPath + ".Hold).Run",
+}
+
+const (
+	runCallbacks = "(*" + ibPath + ".DeviceHandle).RunCallbacks"
+	holdAdd      = "(*" + ibPath + ".Hold).Add"
+)
+
 // clientFields lists the fields that hold the functions of a client that run when devices are registered or
 // removed.
 var clientFields = map[string][]string{

@@ -134,7 +134,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 				if c.spawns && len(held) == 0 || c.agreed || f.allowed[NoSleep] != nil {
 					continue
 				}
-				for _, u := range c.funcsPassedWithLocks(&p.locks) {
+				for _, u := range c.funcsPassedWithLocks(&p.locks, mayHeld) {
 					if sleep.of[u.f] != nil && p.escapes.escapeAt(p.Fset, c.pos, NoSleep) == nil {
 						why := &effectCause{pos: c.pos, what: "calls " + functionName(u.f), next: u.f}
 						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.locks.endsInUnknownWait(sleep, u.f), false)
@@ -183,15 +183,21 @@ type passedFuncWithLocks struct {
 	held lockSet
 }
 
+// heldLocks selects the locks that may be held, or that must be held, at the instructions of a function.
+type heldLocks func(*function) map[ssa.Instruction]lockSet
+
+func mayHeld(f *function) map[ssa.Instruction]lockSet  { return f.locks.may }
+func mustHeld(f *function) map[ssa.Instruction]lockSet { return f.locks.must }
+
 // funcsPassedWithLocks returns the functions that a call passes to its callees, with the locks that the callees hold
 // when they call these functions.
-func (c *call) funcsPassedWithLocks(lt *lockTable) (list []passedFuncWithLocks) {
+func (c *call) funcsPassedWithLocks(lt *lockTable, of heldLocks) (list []passedFuncWithLocks) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
 			if a.f == nil || !g.runs[a.param] {
 				continue
 			}
-			if held := lt.locksHeldCallingParam(g, a.param, 0); len(held) > 0 {
+			if held := lt.locksHeldCallingParam(g, a.param, 0, of); len(held) > 0 {
 				list = append(list, passedFuncWithLocks{a.f, g, held})
 			}
 		}
@@ -201,14 +207,14 @@ func (c *call) funcsPassedWithLocks(lt *lockTable) (list []passedFuncWithLocks) 
 
 // locksHeldCallingParam returns the locks that may be held when a function calls one of its parameters. The call may be
 // direct, or through a function to which the parameter is passed.
-func (lt *lockTable) locksHeldCallingParam(f *function, param, depth int) lockSet {
+func (lt *lockTable) locksHeldCallingParam(f *function, param, depth int, of heldLocks) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
 		if c.spawns {
 			continue
 		}
 		if c.param == param {
-			maps.Copy(held, f.locks.may[c.at])
+			maps.Copy(held, of(f)[c.at])
 		}
 		for _, a := range c.passes {
 			if a.from != param || depth > maxFrames {
@@ -216,8 +222,8 @@ func (lt *lockTable) locksHeldCallingParam(f *function, param, depth int) lockSe
 			}
 			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
-					maps.Copy(held, lt.locksHeldAtParamCall(g, a.param, f.locks.may[c.at], depth+1))
-					maps.Copy(held, lt.locksHeldCallingParam(g, a.param, depth+1))
+					maps.Copy(held, lt.locksHeldAtParamCall(g, a.param, of(f)[c.at], depth+1))
+					maps.Copy(held, lt.locksHeldCallingParam(g, a.param, depth+1, of))
 				}
 			}
 		}

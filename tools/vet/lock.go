@@ -25,6 +25,8 @@ type lock struct {
 	// program.
 	program *Escape
 	sites   []lockSite
+	hold    bool // whether this is no lock, but a hold of callbacks (hold.go)
+	local   bool // whether only the function that begins the hold may end it
 }
 
 // heldSleep is a position at which a lock is held across a sleeping operation.
@@ -137,11 +139,13 @@ type lockTable struct {
 	locks      map[string]*lock
 	waitLocks  map[ssa.CallInstruction]*lock // see waitLock
 	conds      map[any][]ssa.Value           // see condFieldStores
+	holds      map[string]*lock              // see holdOperation
 }
 
 func newLockTable(g *callGraph, d *directives, o *objectTable) lockTable {
 	return lockTable{
 		graph: g, directives: d, objects: o, locks: map[string]*lock{}, waitLocks: map[ssa.CallInstruction]*lock{},
+		holds: newHolds(),
 	}
 }
 

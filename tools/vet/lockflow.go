@@ -167,13 +167,9 @@ func (lt *lockTable) followFunction(f *function, entered lockSet) lockFlow {
 	ends := lockSet{}
 	let := lockSet{}
 	var returned bool
-	work := []*ssa.BasicBlock{f.Blocks[0]}
-	for n := 0; len(work) > 0 && n < 100*len(f.Blocks)+100; n++ {
-		b := work[0]
-		work = work[1:]
-		s := in[b].clone()
-		var try *ssa.Call
-		var tried *lock
+	// transfer propagates the locks through a block, and returns the state at the end.
+	transfer := func(b *ssa.BasicBlock) (s lockState, try *ssa.Call, tried *lock) {
+		s = in[b].clone()
 		for _, at := range b.Instrs {
 			switch at := at.(type) {
 			case *ssa.RunDefers:
@@ -213,6 +209,13 @@ func (lt *lockTable) followFunction(f *function, entered lockSet) lockFlow {
 				}
 			}
 		}
+		return s, try, tried
+	}
+	work := []*ssa.BasicBlock{f.Blocks[0]}
+	for n := 0; len(work) > 0 && n < 100*len(f.Blocks)+100; n++ {
+		b := work[0]
+		work = work[1:]
+		s, try, tried := transfer(b)
 		for i, to := range b.Succs {
 			out := s
 			if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok && try != nil && tried != nil {
@@ -229,12 +232,20 @@ func (lt *lockTable) followFunction(f *function, entered lockSet) lockFlow {
 			}
 		}
 	}
+	if len(let) > 0 { // from the final states only
+		clear(let)
+		for b := range in {
+			transfer(b)
+		}
+	}
 	for l := range let {
-		fl.entered[l] = true
+		if !l.local {
+			fl.entered[l] = true
+		}
 	}
 	if returned {
 		for l := range ends {
-			if entry.must.findOverlap(l) == nil {
+			if entry.must.findOverlap(l) == nil && !l.local {
 				fl.takes[l] = true
 			}
 		}
@@ -273,6 +284,14 @@ func (lt *lockTable) applyCall(f *function, fl *lockFlow, s lockState, at ssa.Ca
 			s.release(l, let)
 		}
 	case noLockCall:
+		if l, starts := lt.holdOperation(c); l != nil {
+			if starts {
+				s.lock(l)
+			} else {
+				s.release(l, let)
+			}
+			return
+		}
 		if l := lt.onceLock(f, at); l != nil {
 			if !slices.ContainsFunc(fl.direct, func(x lockSite) bool { return x.at == at }) {
 				fl.direct = append(fl.direct, lockSite{f, at, l})

@@ -89,7 +89,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 				l.program.Used = true
 				continue
 			}
-			if said[l] {
+			if said[l] || l.hold { // another thread runs the callbacks of a blocked copy
 				continue
 			}
 			said[l] = true
