@@ -11,7 +11,7 @@ import (
 type qp struct {
 	mu   sync.Mutex
 	idle *sync.Cond
-	ring []ib.SendWR
+	ring []uint64
 	size int
 }
 
@@ -23,7 +23,7 @@ func (q *qp) PostSend(wrs []ib.SendWR) (int, error) {
 		if len(q.ring) == q.size {
 			return i, syscall.ENOMEM
 		}
-		q.ring = append(q.ring, wrs[i])
+		q.ring = append(q.ring, wrs[i].ID)
 	}
 	q.idle.Broadcast()
 	return len(wrs), nil

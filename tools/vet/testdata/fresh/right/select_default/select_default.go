@@ -9,7 +9,7 @@ import (
 
 type qp struct {
 	slots chan int
-	rq    [64]ib.RecvWR
+	rq    [64]uint64
 }
 
 // PostRecv implements ib.DriverQP.
@@ -17,7 +17,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (int, error) {
 	for i, wr := range wrs {
 		select {
 		case s := <-q.slots:
-			q.rq[s] = wr
+			q.rq[s] = wr.ID
 		default:
 			return i, syscall.ENOMEM
 		}

@@ -10,7 +10,7 @@ import (
 type qp struct {
 	mu   sync.Mutex
 	room *sync.Cond
-	ring []ib.SendWR
+	ring []uint64
 	size int
 }
 
@@ -22,7 +22,7 @@ func (q *qp) PostSend(wrs []ib.SendWR) (int, error) {
 		for len(q.ring) == q.size {
 			q.room.Wait() // want "nosleep"
 		}
-		q.ring = append(q.ring, wrs[i])
+		q.ring = append(q.ring, wrs[i].ID)
 	}
 	return len(wrs), nil
 }

@@ -10,7 +10,7 @@ import (
 
 type qp struct {
 	slots chan int
-	rq    [64]ib.RecvWR
+	rq    [64]uint64
 }
 
 // PostRecv implements ib.DriverQP.
@@ -18,7 +18,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (int, error) {
 	for i, wr := range wrs {
 		select { // want "nosleep"
 		case s := <-q.slots:
-			q.rq[s] = wr
+			q.rq[s] = wr.ID
 		case <-time.After(time.Second):
 			return i, syscall.ENOMEM
 		}

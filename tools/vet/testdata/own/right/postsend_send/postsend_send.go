@@ -9,13 +9,13 @@ import (
 // QP queues work in a channel, and refuses what there is no room for.
 type QP struct {
 	ib.DriverQP
-	work chan ib.SendWR
+	work chan uint64
 }
 
 func (q *QP) PostSend(wrs []ib.SendWR) (int, error) {
 	for i, wr := range wrs {
 		select {
-		case q.work <- wr:
+		case q.work <- wr.ID:
 		default:
 			return i, syscall.ENOMEM
 		}

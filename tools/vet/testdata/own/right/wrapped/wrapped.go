@@ -7,10 +7,10 @@ import (
 // SRQ is wrapped by another, whose receives are posted by a function value.
 type inner struct {
 	ib.DriverSRQ
-	slots []ib.RecvWR
+	slots []uint64
 }
 
-func (s *inner) put(wr ib.RecvWR) { s.slots = append(s.slots, wr) }
+func (s *inner) put(wr ib.RecvWR) { s.slots = append(s.slots, wr.ID) }
 
 type SRQ struct {
 	*inner
