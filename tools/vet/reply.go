@@ -81,7 +81,7 @@ func sameValue(a, b ssa.Value) bool {
 	return ok1 && ok2 && x.Op == y.Op && (sameField(x.X, y.X) || sameValue(x.X, y.X))
 }
 
-// replyFlow finds the work requests whose done functions send to a reply channel.
+// replyFlow finds the work requests with done functions that send to a reply channel.
 type replyFlow struct {
 	traces   *valueTracer
 	m        *ssa.MakeChan

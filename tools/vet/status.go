@@ -14,7 +14,9 @@ import (
 var fetchingOpcodes = []string{"WRRDMARead", "WRAtomicCmpAndSwp", "WRAtomicFetchAdd"}
 
 // checkStatus reports functions that use data without a successful completion.
-func (p *Program) checkStatus() []Report { return append(p.checkFetches(), p.checkHeaders()...) }
+func (p *Program) checkStatus() []Report {
+	return slices.Concat(p.checkFetches(), p.checkHeaders(), p.checkUndefined())
+}
 
 // checkHeaders reports functions of receives that read bytes before they examine the status of the completion.
 func (p *Program) checkHeaders() (reports []Report) {

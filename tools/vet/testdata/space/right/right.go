@@ -32,6 +32,9 @@ func open(d *ib.Device, pd *ib.PD) (*broker, error) {
 	go b.distribute()
 	for range receives {
 		b.qp.PostRecv(ib.RecvWR{}, func(wc *ib.WC) {
+			if wc.Status != ib.WCSuccess {
+				return
+			}
 			if wc.Flags&ib.WCWithImm != 0 {
 				b.inbox <- wc.Imm
 				return

@@ -36,7 +36,11 @@ func open(d *ib.Device, pd *ib.PD) (*broker, error) {
 }
 
 func (b *broker) receive(arrived func(uint32)) {
-	b.qp.PostRecv(ib.RecvWR{}, func(wc *ib.WC) { arrived(wc.Imm) })
+	b.qp.PostRecv(ib.RecvWR{}, func(wc *ib.WC) {
+		if wc.Status == ib.WCSuccess {
+			arrived(wc.Imm)
+		}
+	})
 }
 
 func (b *broker) distribute() {

@@ -28,5 +28,5 @@ func Open(d *ib.Device, pd *ib.PD, out chan<- int) error {
 	if err != nil {
 		return err
 	}
-	return qp.PostSend(ib.SendWR{}, func(wc *ib.WC) { out <- int(wc.ByteLen) })
+	return qp.PostSend(ib.SendWR{}, func(wc *ib.WC) { out <- int(wc.ID) })
 }
