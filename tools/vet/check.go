@@ -21,6 +21,7 @@ const (
 	Release  = "release"
 	Keep     = "keep"
 	Status   = "status"
+	Arm      = "arm"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -68,6 +69,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkReleases()...)
 	reports = append(reports, p.checkKept()...)
 	reports = append(reports, p.checkStatus()...)
+	reports = append(reports, p.checkArms()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -89,8 +91,8 @@ func (p *Program) Check() []Report {
 }
 
 // escapableChecks lists the checks that an escape may name.
-var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, Status, program,
-	Open, Restat, Receive, Close, Recover}
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, Status, Arm,
+	program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (ds *directives) checkEscapes() (reports []Report) {

@@ -35,12 +35,12 @@ func Open(d *ib.Device) (*ib.CQ, error) {
 }
 
 func (t *tracer) completed(cq *ib.CQ) {
+	_, _ = cq.ReqNotify(ib.NotifyNextComp)
 	var wc [16]ib.WC
 	n, _ := cq.Poll(wc[:])
 	for _, w := range wc[:n] {
 		_, _ = t.out.Write([]byte{byte(w.Status), '\n'})
 	}
-	_, _ = cq.ReqNotify(ib.NotifyNextComp)
 }
 
 // Save saves a report.

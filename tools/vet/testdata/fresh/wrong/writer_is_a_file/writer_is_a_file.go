@@ -25,6 +25,7 @@ func Open(d *ib.Device, path string) (*tracer, error) {
 }
 
 func (t *tracer) completed(cq *ib.CQ) {
+	_, _ = cq.ReqNotify(ib.NotifyNextComp)
 	var wc [16]ib.WC
 	for {
 		n, err := cq.Poll(wc[:])
@@ -35,7 +36,6 @@ func (t *tracer) completed(cq *ib.CQ) {
 			t.line(byte(w.Status))
 		}
 	}
-	_, _ = cq.ReqNotify(ib.NotifyNextComp)
 }
 
 func (t *tracer) line(status byte) {
