@@ -22,6 +22,7 @@ const (
 	Keep     = "keep"
 	Status   = "status"
 	Arm      = "arm"
+	Order    = "order"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -70,6 +71,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkKept()...)
 	reports = append(reports, p.checkStatus()...)
 	reports = append(reports, p.checkArms()...)
+	reports = append(reports, p.checkOrder()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -92,7 +94,7 @@ func (p *Program) Check() []Report {
 
 // escapableChecks lists the checks that an escape may name.
 var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, Status, Arm,
-	program, Open, Restat, Receive, Close, Recover}
+	Order, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (ds *directives) checkEscapes() (reports []Report) {

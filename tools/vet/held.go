@@ -19,6 +19,14 @@ func (e locksAtEntry) callersHold(f *function, l *lock) bool {
 	return ok && held.findOverlap(l) != nil && f.locks.entered.findOverlap(l) == nil
 }
 
+// entryLocks returns the result of findEntryLocks.
+func (lt *lockTable) entryLocks() locksAtEntry {
+	if lt.entry == nil {
+		lt.entry = lt.findEntryLocks()
+	}
+	return lt.entry
+}
+
 // findEntryLocks finds the locks that are held at every call of a function, by its direct callers or by their callers.
 func (lt *lockTable) findEntryLocks() locksAtEntry {
 	callers := map[*function][]caller{}
@@ -67,7 +75,7 @@ func (lt *lockTable) findEntryLocks() locksAtEntry {
 }
 
 func (p *Program) checkHeld() (reports []Report) {
-	entry := p.locks.findEntryLocks()
+	entry := p.locks.entryLocks()
 	called := map[*function]bool{}
 	for _, f := range p.order {
 		for _, c := range f.calls {

@@ -140,6 +140,7 @@ type lockTable struct {
 	waitLocks  map[ssa.CallInstruction]*lock // see waitLock
 	conds      map[any][]ssa.Value           // see condFieldStores
 	holds      map[string]*lock              // see holdOperation
+	entry      locksAtEntry                  // see entryLocks
 }
 
 func newLockTable(g *callGraph, d *directives, o *objectTable) lockTable {
