@@ -23,6 +23,7 @@ const (
 	Status   = "status"
 	Arm      = "arm"
 	Order    = "order"
+	Panic    = "panic"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -72,6 +73,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkStatus()...)
 	reports = append(reports, p.checkArms()...)
 	reports = append(reports, p.checkOrder()...)
+	reports = append(reports, p.checkPanics()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -94,7 +96,7 @@ func (p *Program) Check() []Report {
 
 // escapableChecks lists the checks that an escape may name.
 var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, Status, Arm,
-	Order, program, Open, Restat, Receive, Close, Recover}
+	Order, Panic, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (ds *directives) checkEscapes() (reports []Report) {

@@ -357,7 +357,7 @@ func (s *useSearch) pass(at ssa.CallInstruction, v ssa.Value, depth int) {
 		return
 	}
 	for _, a := range at.Common().Args {
-		if a != v && (isWC(a.Type()) || isNamed(a.Type(), ibPath+".WCStatus")) {
+		if a != v && (isWC(a.Type()) || s.p.isIBType(a.Type(), "WCStatus")) {
 			return
 		}
 	}
