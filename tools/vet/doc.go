@@ -13,7 +13,8 @@
 //	specialise      copies of functions for the places and types that callers pass (special.go, object.go)
 //	propagateLocks       locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
 //	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions
-//	                down (roots.go). nosleep.go, callback.go and held.go have the rules.
+//	                down (roots.go). nosleep.go, callback.go and held.go have the rules. hold.go, keep.go, status.go,
+//	                undefined.go, arm.go, order.go and panic.go have those on single mistakes of callbacks and locks.
 //
 // The interfaces of drivers and of handlers are boundaries of the analysis. The code on each side of a boundary is
 // checked against the contract, and not against the code on the other side. If a lock is held across a sleeping
