@@ -215,6 +215,7 @@ var externalFuncs = map[string]sleepiness{
 	"net.ParseIP":                    never, "net.ParseMAC": never, "net.JoinHostPort": never, "net.SplitHostPort": never,
 	"io.MultiWriter": never, "io.LimitReader": never, "io.NewSectionReader": never,
 	"log/slog.String": never, "log/slog.Int": never, "log/slog.Any": never, "log/slog.With": never,
+	"log/slog.New": never, "log/slog.NewTextHandler": never, "log/slog.NewJSONHandler": never,
 	"golang.org/x/sync/errgroup.WithContext": never, "(*golang.org/x/sync/errgroup.Group).Go": spawns,
 	"bufio.NewReader": never, "bufio.NewReaderSize": never, "bufio.NewWriter": never, "bufio.NewWriterSize": never,
 	"bufio.NewScanner":      never,

@@ -11,49 +11,138 @@ import (
 // the channel has space for one element of each request.
 
 // A function may also put a channel with space for one element into a field or a map. Each sender then takes the
-// channel out again, so that it sends only once: it overwrites the field, or deletes the key, in the same basic block.
-// The channel is a single-use channel.
+// channel out again, so that it sends only once: it overwrites the field, or deletes the key, in the same basic block,
+// or calls a function that does. The channel is a single-use channel.
 
 // isSingleUseChannel reports whether a channel is a single-use channel.
 func isSingleUseChannel(m *ssa.MakeChan, uses []channelUse) bool {
 	n, constant := m.Size.(*ssa.Const)
-	if !constant || n.Int64() < 1 || len(storesOf(m)) != 1 {
+	if !constant || n.Int64() < 1 || !isStoredOnce(m) {
 		return false
 	}
+	sends := map[*ssa.Function][]ssa.Instruction{}
 	for _, u := range uses {
-		if u.send && (u.arm >= 0 || !forgetsChannel(u.at.(*ssa.Send))) {
+		switch {
+		case !u.send:
+		case u.arm >= 0 || !isTaken(u.at.(*ssa.Send).Chan, u.at.Block(), 0):
+			return false
+		default:
+			sends[u.in.Function] = append(sends[u.in.Function], u.at)
+		}
+	}
+	for _, at := range sends {
+		if sendsTwice(slices.DeleteFunc(at, func(at ssa.Instruction) bool { return forgetsChannel(at.(*ssa.Send)) })) {
 			return false
 		}
 	}
 	return true
 }
 
-// storesOf returns the instructions that store a channel, or nil if it has uses other than these and receives.
-func storesOf(m *ssa.MakeChan) (stores []ssa.Instruction) {
+// isStoredOnce reports whether a channel is stored in one place. Its other uses are receives and returns to a receiver.
+func isStoredOnce(m *ssa.MakeChan) bool {
+	stores := 0
 	for _, user := range usersOf(m) {
 		switch user := user.(type) {
-		case *ssa.Store, *ssa.MapUpdate:
-			stores = append(stores, user)
-		case *ssa.UnOp, *ssa.Select:
+		case *ssa.Store:
+			if _, ok := resultVariable(user.Addr); !ok {
+				stores++
+			}
+		case *ssa.MapUpdate:
+			stores++
+		case *ssa.UnOp, *ssa.Select, *ssa.Return:
 		default:
-			return nil
+			return false
 		}
 	}
-	return stores
+	return stores == 1
 }
 
-// forgetsChannel reports whether the sender takes the channel out of its field or map in the same block.
-func forgetsChannel(send *ssa.Send) bool {
-	for _, at := range send.Block().Instrs {
+// forgetsChannel reports whether the sender itself takes the channel out of its field or map, in the same block.
+func forgetsChannel(send *ssa.Send) bool { return isTakenInBlock(send.Chan, send.Block()) }
+
+// isTaken reports whether a channel was taken out of its field or map: in a block, in that of the lookup, or by a
+// called function.
+func isTaken(ch ssa.Value, b *ssa.BasicBlock, depth int) bool {
+	if isTakenInBlock(ch, b) {
+		return true
+	}
+	i, v := 0, ch
+	if x, ok := ch.(*ssa.Extract); ok {
+		i, v = x.Index, x.Tuple
+	}
+	switch v := v.(type) {
+	case *ssa.Lookup:
+		return isTakenInBlock(ch, v.Block())
+	case *ssa.Call:
+		return depth < maxFrames && v.Common().StaticCallee() != nil && returnsTaken(v.Common().StaticCallee(), i, depth)
+	}
+	return false
+}
+
+// returnsTaken reports whether a result of a function is nil, or a channel that the function has taken.
+func returnsTaken(f *ssa.Function, result, depth int) bool {
+	found := false
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			r, ok := at.(*ssa.Return)
+			if !ok || len(r.Results) <= result {
+				continue
+			}
+			for ch, in := range returnedValues(r.Results[result], b) {
+				if isNil(ch) {
+					continue
+				}
+				if !isTaken(ch, in, depth+1) {
+					return false
+				}
+				found = true
+			}
+		}
+	}
+	return found
+}
+
+// returnedValues returns the values of a result, each with the block that sets it. A function with a deferred call has
+// variables for its results.
+func returnedValues(v ssa.Value, b *ssa.BasicBlock) map[ssa.Value]*ssa.BasicBlock {
+	load, ok := v.(*ssa.UnOp)
+	if !ok {
+		return map[ssa.Value]*ssa.BasicBlock{v: b}
+	}
+	result, ok := resultVariable(load.X)
+	if !ok {
+		return map[ssa.Value]*ssa.BasicBlock{v: b}
+	}
+	values := map[ssa.Value]*ssa.BasicBlock{}
+	for _, user := range *result.Referrers() {
+		if s, ok := user.(*ssa.Store); ok {
+			values[s.Val] = s.Block()
+		}
+	}
+	return values
+}
+
+// resultVariable returns the variable at an address if it is local to its function.
+func resultVariable(addr ssa.Value) (*ssa.Alloc, bool) {
+	a, ok := addr.(*ssa.Alloc)
+	return a, ok && !a.Heap
+}
+
+// isTakenInBlock reports whether a block takes a channel out of its field or map.
+func isTakenInBlock(ch ssa.Value, b *ssa.BasicBlock) bool {
+	if x, ok := ch.(*ssa.Extract); ok && x.Index == 0 {
+		ch = x.Tuple
+	}
+	for _, at := range b.Instrs {
 		switch at := at.(type) {
 		case *ssa.Store:
-			load, ok := send.Chan.(*ssa.UnOp)
+			load, ok := ch.(*ssa.UnOp)
 			c, null := at.Val.(*ssa.Const)
 			if ok && null && c.IsNil() && sameField(load.X, at.Addr) {
 				return true
 			}
 		case *ssa.Call:
-			found, ok := send.Chan.(*ssa.Lookup)
+			found, ok := ch.(*ssa.Lookup)
 			b, builtin := at.Common().Value.(*ssa.Builtin)
 			if ok && builtin && b.Name() == "delete" && sameValue(found.X, at.Common().Args[0]) &&
 				sameValue(found.Index, at.Common().Args[1]) {
@@ -81,24 +170,36 @@ func sameValue(a, b ssa.Value) bool {
 	return ok1 && ok2 && x.Op == y.Op && (sameField(x.X, y.X) || sameValue(x.X, y.X))
 }
 
-// replyFlow finds the work requests with done functions that send to a reply channel.
+// replyFlow finds the work requests with done functions that send to reply channels.
 type replyFlow struct {
-	traces   *valueTracer
+	traces *valueTracer
+	// m is the only channel, or nil if several functions use the same helpers with a channel each.
 	m        *ssa.MakeChan
 	owner    *ssa.Alloc                        // the new struct with the channel in a field, or nil
-	creators map[*ssa.Function]*ssa.BasicBlock // blocks that make the channel, or call the constructor of the owner
+	creators map[*ssa.Function]*ssa.BasicBlock // blocks that make a channel, or call the constructor of the owner
 	seen     map[*ssa.Function]bool
 }
 
-// isReplyChannel reports whether a channel is a reply channel. The channel is a variable of its creator, or a field of
-// a struct that the creator makes with the channel. The space is unknown if the capacity is not constant. It then
-// counts as sufficient.
-func (t *valueTracer) isReplyChannel(m *ssa.MakeChan, uses []channelUse) bool {
-	n, constant := m.Size.(*ssa.Const)
-	r := &replyFlow{traces: t, m: m, seen: map[*ssa.Function]bool{},
-		creators: map[*ssa.Function]*ssa.BasicBlock{m.Parent(): m.Block()}}
-	r.owner = r.ownerOf()
-	r.addConstructorCalls()
+// areReplyChannels reports whether channels with the given uses are reply channels. A channel is a variable of its
+// creator, or a field of a struct that the creator makes with the channel. The space is unknown if the capacity is not
+// constant. It then counts as sufficient.
+func (t *valueTracer) areReplyChannels(channels []*ssa.MakeChan, uses []channelUse) bool {
+	r := &replyFlow{traces: t, seen: map[*ssa.Function]bool{}, creators: map[*ssa.Function]*ssa.BasicBlock{}}
+	space := map[*ssa.Function]int64{} // of the creators with a channel of constant capacity
+	for _, m := range channels {
+		n, constant := m.Size.(*ssa.Const)
+		if r.creators[m.Parent()] != nil || constant && n.Int64() == 0 {
+			return false
+		}
+		if r.creators[m.Parent()] = m.Block(); constant {
+			space[m.Parent()] = n.Int64()
+		}
+	}
+	if len(channels) == 1 {
+		r.m = channels[0]
+		r.owner = r.ownerOf()
+		r.addConstructorCalls(space)
+	}
 	sends := map[*ssa.Function][]ssa.Instruction{}
 	for _, u := range uses {
 		if u.send && u.arm >= 0 {
@@ -115,23 +216,19 @@ func (t *valueTracer) isReplyChannel(m *ssa.MakeChan, uses []channelUse) bool {
 			return false
 		}
 		for _, at := range posts {
-			made := r.creators[at.Parent()]
-			elements[at.Parent()]++
-			if constant && at.Block() != made && reachesBlock(at.Block(), at.Block(), made) {
+			in, made := at.Parent(), r.creators[at.Parent()]
+			elements[in]++
+			if space[in] > 0 && (elements[in] > space[in] ||
+				at.Block() != made && reachesBlock(at.Block(), at.Block(), made)) {
 				return false
 			}
-		}
-	}
-	for _, k := range elements {
-		if constant && k > n.Int64() {
-			return false
 		}
 	}
 	return true
 }
 
 // addConstructorCalls adds the callers of the creator, if it returns the new owner.
-func (r *replyFlow) addConstructorCalls() {
+func (r *replyFlow) addConstructorCalls(space map[*ssa.Function]int64) {
 	if r.owner == nil || !slices.ContainsFunc(usersOf(r.owner), func(at ssa.Instruction) bool {
 		_, ok := at.(*ssa.Return)
 		return ok
@@ -145,6 +242,9 @@ func (r *replyFlow) addConstructorCalls() {
 			return
 		}
 		r.creators[in] = k.c.at.Block()
+		if n := space[r.m.Parent()]; n > 0 {
+			space[in] = n
+		}
 	}
 }
 
@@ -206,26 +306,102 @@ func (r *replyFlow) postsBehind(f *ssa.Function, at []ssa.Instruction) (posts []
 // function. It returns nil if the function has other uses.
 func (r *replyFlow) postsOf(fn *ssa.Function) (posts []ssa.Instruction) {
 	for _, c := range r.traces.closures[fn] {
-		if c.Parent() != r.m.Parent() && !r.holdsOwner(c) {
+		if r.creators[c.Parent()] == nil && !r.holdsOwner(c) && !isReturned(c) {
 			return nil
 		}
-		for _, user := range usersOf(c) {
-			call, ok := user.(*ssa.Call)
-			if !ok || call.Common().StaticCallee() == nil {
-				return nil
-			}
-			args, ok := postFuncs[fullName(call.Common().StaticCallee())]
-			if !ok || literalOf(call.Common().Args[args.done]) != fn {
-				return nil
-			}
-			list, ok := r.postsBehind(call.Parent(), []ssa.Instruction{call})
-			if !ok {
-				return nil
-			}
-			posts = append(posts, list...)
+		list, ok := r.postsOfValue(c, 0)
+		if !ok {
+			return nil
 		}
+		posts = append(posts, list...)
 	}
 	return posts
+}
+
+// postsOfValue returns the calls that post a done function, directly or by a function that posts its argument. A
+// function that makes the done function may return it. ok is false if the done function has other uses.
+func (r *replyFlow) postsOfValue(v ssa.Value, depth int) (posts []ssa.Instruction, ok bool) {
+	for _, user := range usersOf(v) {
+		var list []ssa.Instruction
+		switch user := user.(type) {
+		case *ssa.Call:
+			if !postsOnce(user, v, 0) {
+				return nil, false
+			}
+			list, ok = r.postsBehind(user.Parent(), []ssa.Instruction{user})
+		case *ssa.Return:
+			list, ok = r.postsOfResults(user.Parent(), depth)
+		default:
+			ok = false
+		}
+		if !ok {
+			return nil, false
+		}
+		posts = append(posts, list...)
+	}
+	return posts, true
+}
+
+// postsOfResults is postsOfValue for the results of a function.
+func (r *replyFlow) postsOfResults(f *ssa.Function, depth int) (posts []ssa.Instruction, ok bool) {
+	if depth > maxFrames || f.Signature.Results().Len() != 1 || len(r.traces.callers[f]) == 0 {
+		return nil, false
+	}
+	for _, k := range r.traces.callers[f] {
+		call, ok := k.c.at.(*ssa.Call)
+		if !ok {
+			return nil, false
+		}
+		list, ok := r.postsOfValue(call, depth+1)
+		if !ok {
+			return nil, false
+		}
+		posts = append(posts, list...)
+	}
+	return posts, true
+}
+
+// isReturned reports whether a function returns a value.
+func isReturned(v ssa.Value) bool {
+	return slices.ContainsFunc(usersOf(v), func(at ssa.Instruction) bool {
+		_, ok := at.(*ssa.Return)
+		return ok
+	})
+}
+
+// postsOnce reports whether a call posts one of its arguments as a done function, at most once.
+func postsOnce(call *ssa.Call, v ssa.Value, depth int) bool {
+	g := call.Common().StaticCallee()
+	if g == nil || depth > maxFrames {
+		return false
+	}
+	i := slices.IndexFunc(call.Common().Args, func(a ssa.Value) bool { return withoutConversions(a) == v })
+	if args, ok := postFuncs[fullName(g)]; ok {
+		return i == args.done
+	}
+	if i < 0 || i >= len(g.Params) {
+		return false
+	}
+	var posts []ssa.Instruction
+	for _, user := range usersOf(g.Params[i]) {
+		c, ok := user.(*ssa.Call)
+		if !ok || !postsOnce(c, g.Params[i], depth+1) {
+			return false
+		}
+		posts = append(posts, c)
+	}
+	return !sendsTwice(posts)
+}
+
+// withoutConversions returns the value behind conversions to a named type.
+func withoutConversions(v ssa.Value) ssa.Value {
+	for {
+		x, ok := v.(*ssa.ChangeType)
+		if !ok {
+			return v
+		}
+		v = x.X
+	}
 }
 
 // holdsOwner reports whether a function value holds the owner of the channel, and no other struct of its type.
@@ -266,19 +442,6 @@ func usersOf(v ssa.Value) (users []ssa.Instruction) {
 		}
 	}
 	return users
-}
-
-func literalOf(v ssa.Value) ssa.Value {
-	for {
-		switch x := v.(type) {
-		case *ssa.ChangeType:
-			v = x.X
-		case *ssa.MakeClosure:
-			return x.Fn
-		default:
-			return nil
-		}
-	}
 }
 
 // sendsTwice reports whether one run of a function may execute two of its sends, or one of them twice.

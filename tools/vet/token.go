@@ -41,27 +41,36 @@ type channelUse struct {
 
 // releaseTokens removes the returns of tokens from the operations that sleep.
 func (p *Program) releaseTokens() {
-	uses := map[*ssa.MakeChan][]channelUse{}
-	var order []*ssa.MakeChan
-	vague := map[string]bool{}        // packages and channel types with uses of unknown channels
-	mixed := map[*ssa.MakeChan]bool{} // channels with uses that may also be uses of another channel
+	groups := map[*ssa.MakeChan]*channelGroup{}
+	var order []*channelGroup
+	vague := map[string]bool{} // packages and channel types with uses of unknown channels
 	key := func(f *ssa.Function, t types.Type) string { return pkgOf(f).Path() + " " + elementKey(t) }
 	add := func(ch ssa.Value, u channelUse) {
 		from := p.traces.containerAllocs(ch)
-		if len(from) != 1 {
-			for _, o := range from {
-				mixed[o.v.(*ssa.MakeChan)] = true
-			}
-			if from == nil && pkgOf(u.in.Function) != nil && !p.isForeignChannel(ch) {
+		if from == nil {
+			if pkgOf(u.in.Function) != nil && !p.isForeignChannel(ch) {
 				vague[key(u.in.Function, ch.Type())] = true
 			}
 			return
 		}
-		m := from[0].v.(*ssa.MakeChan)
-		if _, ok := uses[m]; !ok {
-			order = append(order, m)
+		if len(from) == 0 {
+			return
 		}
-		uses[m] = append(uses[m], u)
+		g := &channelGroup{uses: []channelUse{u}}
+		for _, o := range from {
+			m := o.v.(*ssa.MakeChan)
+			if groups[m] == nil {
+				groups[m] = &channelGroup{channels: []*ssa.MakeChan{m}}
+				order = append(order, groups[m])
+			}
+			if groups[m] != g {
+				g.merge(groups[m])
+			}
+			for _, m := range g.channels {
+				groups[m] = g
+			}
+		}
+		order = append(order, g)
 	}
 	for _, f := range p.order {
 		for _, b := range f.Blocks {
@@ -81,21 +90,37 @@ func (p *Program) releaseTokens() {
 			}
 		}
 	}
-	for _, m := range order {
-		n, constant := m.Size.(*ssa.Const)
-		if constant && n.Int64() == 0 || mixed[m] || vague[key(m.Parent(), m.Type())] {
+	for _, g := range order {
+		if groups[g.channels[0]] != g || slices.ContainsFunc(g.channels, func(m *ssa.MakeChan) bool {
+			n, constant := m.Size.(*ssa.Const)
+			return constant && n.Int64() == 0 || vague[key(m.Parent(), m.Type())]
+		}) {
 			continue
 		}
-		if p.traces.isReplyChannel(m, uses[m]) || isSingleUseChannel(m, uses[m]) {
-			p.dropTokenReturns(uses[m], false)
+		if p.traces.areReplyChannels(g.channels, g.uses) || len(g.channels) == 1 && isSingleUseChannel(g.channels[0], g.uses) {
+			p.dropTokenReturns(g.uses, false)
+			continue
+		}
+		if len(g.channels) > 1 {
 			continue
 		}
 		for _, take := range []bool{true, false} { // a semaphore takes by a send, a pool by a receive
-			if p.countsTokens(m, uses[m], take) {
-				p.dropTokenReturns(uses[m], take)
+			if p.countsTokens(g.channels[0], g.uses, take) {
+				p.dropTokenReturns(g.uses, take)
 			}
 		}
 	}
+}
+
+// channelGroup holds channels with common uses: a use may be one of any of these channels.
+type channelGroup struct {
+	channels []*ssa.MakeChan
+	uses     []channelUse
+}
+
+// merge adds the channels and uses of another group.
+func (g *channelGroup) merge(o *channelGroup) {
+	g.channels, g.uses = append(g.channels, o.channels...), append(g.uses, o.uses...)
 }
 
 // isForeignChannel reports whether only other packages have made a channel, such as that of a context.
