@@ -66,24 +66,43 @@ func (p *Program) readsBytes(at ssa.Instruction, from ssa.Value, depth int) bool
 	case *ssa.Call:
 		fn := at.Common().StaticCallee()
 		for i, arg := range at.Common().Args {
-			if fn == nil || !of(arg) {
+			if !of(arg) {
 				continue
 			}
-			if k := pkgOf(fn); k != nil && k.Path() == "encoding/binary" && strings.HasPrefix(fn.Name(), "Uint") {
+			if k := packageOf(fn); k != nil && k.Path() == "encoding/binary" && strings.HasPrefix(fn.Name(), "Uint") ||
+				depth < keepDepth && p.calleeReadsBytes(at, i, depth) {
 				return true
-			}
-			g := p.funcs[fn]
-			if g == nil || depth == keepDepth || i >= len(fn.Params) {
-				continue
-			}
-			for _, b := range fn.Blocks {
-				if slices.ContainsFunc(b.Instrs, func(x ssa.Instruction) bool { return p.readsBytes(x, fn.Params[i], depth+1) }) {
-					return true
-				}
 			}
 		}
 	}
 	return false
+}
+
+// packageOf returns the package of a function, or nil if there is no function.
+func packageOf(fn *ssa.Function) *types.Package {
+	if fn == nil {
+		return nil
+	}
+	return pkgOf(fn)
+}
+
+// calleeReadsBytes reports whether a called function reads elements of its argument number i, a slice of bytes.
+func (p *Program) calleeReadsBytes(at *ssa.Call, i, depth int) bool {
+	c := p.traces.calls[at]
+	if c == nil {
+		return false
+	}
+	return slices.ContainsFunc(c.ownCallees(), func(g *function) bool {
+		receiver := len(g.Params) - len(at.Common().Args) // 1 for a call of an interface
+		if receiver < 0 || receiver > 1 {
+			return false
+		}
+		return slices.ContainsFunc(g.Blocks, func(b *ssa.BasicBlock) bool {
+			return slices.ContainsFunc(b.Instrs, func(x ssa.Instruction) bool {
+				return p.readsBytes(x, g.Params[receiver+i], depth+1)
+			})
+		})
+	})
 }
 
 // readsStatus reports whether a function itself reads the status of its completion.
@@ -124,11 +143,7 @@ func (p *Program) checkFetches() (reports []Report) {
 		if post == nil || posts > 1 || p.escapes.escapeAt(p.Fset, post.Pos(), Status) != nil {
 			continue
 		}
-		op := opcodeOf(post.Common().Args[1])
-		if !slices.ContainsFunc(fetchingOpcodes, func(name string) bool {
-			want := p.ibConst(name)
-			return want != nil && op != nil && isConst(op, want)
-		}) {
+		if !p.fetches(post.Common().Args[1], 0) {
 			continue
 		}
 		for _, o := range p.traces.origins(post.Common().Args[2], nil, nil) {
@@ -147,6 +162,42 @@ func (p *Program) checkFetches() (reports []Report) {
 
 func isPostFunc(name string) bool { _, ok := postFuncs[name]; return ok }
 
+// fetches reports whether a work request stores data in local memory. The request may be an argument of all callers, or
+// the result of a function.
+func (p *Program) fetches(wr ssa.Value, depth int) bool {
+	if depth > maxFrames {
+		return false
+	}
+	switch v := wr.(type) {
+	case *ssa.Parameter:
+		i := slices.Index(v.Parent().Params, v)
+		callers := p.traces.callers[v.Parent()]
+		return len(callers) > 0 && !slices.ContainsFunc(callers, func(k caller) bool {
+			at, ok := k.c.at.(ssa.CallInstruction)
+			return !ok || at.Common().StaticCallee() != v.Parent() || !p.fetches(at.Common().Args[i], depth+1)
+		})
+	case *ssa.Call:
+		f := v.Common().StaticCallee()
+		if f == nil {
+			return false
+		}
+		found := false
+		for _, b := range f.Blocks {
+			if r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return); ok && len(r.Results) == 1 {
+				if found = true; !p.fetches(r.Results[0], depth+1) {
+					return false
+				}
+			}
+		}
+		return found
+	}
+	op := opcodeOf(wr)
+	return op != nil && slices.ContainsFunc(fetchingOpcodes, func(name string) bool {
+		want := p.ibConst(name)
+		return want != nil && isConst(op, want)
+	})
+}
+
 // opcodeOf returns the opcode of a work request that is an argument, or nil.
 func opcodeOf(wr ssa.Value) (op ssa.Value) {
 	load, ok := wr.(*ssa.UnOp)
@@ -154,6 +205,9 @@ func opcodeOf(wr ssa.Value) (op ssa.Value) {
 		return nil
 	}
 	for _, r := range *load.X.Referrers() {
+		if s, ok := r.(*ssa.Store); ok && s.Addr == load.X && op == nil {
+			op = opcodeOf(s.Val) // a copy of a literal
+		}
 		a, ok := r.(*ssa.FieldAddr)
 		if !ok || fieldVar(a.X.Type(), a.Field).Name() != "Opcode" {
 			continue
@@ -185,7 +239,8 @@ func mayExamineStatus(f *function) bool {
 	})
 }
 
-// waitsFor reports whether a function receives from a channel to which another one sends, or which it closes.
+// waitsFor reports whether a function, or a caller to which it returns the channel, receives from a channel to which
+// another function sends, or which it closes.
 func (p *Program) waitsFor(f, by *function) bool {
 	var wakes []valueOrigin
 	for _, b := range by.Blocks {
@@ -200,11 +255,17 @@ func (p *Program) waitsFor(f, by *function) bool {
 			}
 		}
 	}
-	for _, b := range f.Blocks {
-		for _, at := range b.Instrs {
-			for _, ch := range receivedChannels(at) {
-				if haveCommonOrigin(wakes, p.traces.containerAllocs(ch)) {
-					return true
+	waiters := []*function{f}
+	for _, k := range p.traces.callers[f.Function] {
+		waiters = append(waiters, k.in)
+	}
+	for _, f := range waiters {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				for _, ch := range receivedChannels(at) {
+					if haveCommonOrigin(wakes, p.traces.containerAllocs(ch)) {
+						return true
+					}
 				}
 			}
 		}

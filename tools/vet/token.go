@@ -56,7 +56,7 @@ func (p *Program) releaseTokens() {
 		if len(from) == 0 {
 			return
 		}
-		g := &channelGroup{uses: []channelUse{u}}
+		g := &channelGroup{}
 		for _, o := range from {
 			m := o.v.(*ssa.MakeChan)
 			if groups[m] == nil {
@@ -70,6 +70,7 @@ func (p *Program) releaseTokens() {
 				groups[m] = g
 			}
 		}
+		g.uses = append(g.uses, u)
 		order = append(order, g)
 	}
 	for _, f := range p.order {
