@@ -185,7 +185,7 @@ type replyFlow struct {
 // constant. It then counts as sufficient.
 func (t *valueTracer) areReplyChannels(channels []*ssa.MakeChan, uses []channelUse) bool {
 	r := &replyFlow{traces: t, seen: map[*ssa.Function]bool{}, creators: map[*ssa.Function]*ssa.BasicBlock{}}
-	space := map[*ssa.Function]int64{} // of the creators with a channel of constant capacity
+	space := map[*ssa.Function]int64{} // the capacities of channels, by creator, if they are constant
 	for _, m := range channels {
 		n, constant := m.Size.(*ssa.Const)
 		if r.creators[m.Parent()] != nil || constant && n.Int64() == 0 {

@@ -98,11 +98,12 @@ func (p *Program) releaseTokens() {
 		}) {
 			continue
 		}
-		if p.traces.areReplyChannels(g.channels, g.uses) || len(g.channels) == 1 && isSingleUseChannel(g.channels[0], g.uses) {
+		one := len(g.channels) == 1
+		if p.traces.areReplyChannels(g.channels, g.uses) || one && isSingleUseChannel(g.channels[0], g.uses) {
 			p.dropTokenReturns(g.uses, false)
 			continue
 		}
-		if len(g.channels) > 1 {
+		if !one {
 			continue
 		}
 		for _, take := range []bool{true, false} { // a semaphore takes by a send, a pool by a receive
