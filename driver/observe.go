@@ -40,11 +40,13 @@ type Observer interface {
 
 // QPRef identifies a queue pair in a report, with its connection.
 type QPRef struct {
-	Device  string
-	Num     uint32
-	Type    ib.QPType
-	State   ib.QPState
-	Context ib.UserContext // nil for a consumer in this process
+	Device string
+	Num    uint32
+	Type   ib.QPType
+	State  ib.QPState
+	// Context is nil for a consumer in this process. An Observer must not keep a Context: it leads to the memory of all
+	// objects of the program.
+	Context ib.UserContext
 	// The connection. Local and Peer are zero, and DestQPN is 0, for a datagram service and before RTR.
 	Local, Peer netip.Addr
 	DestQPN     uint32

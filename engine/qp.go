@@ -387,6 +387,10 @@ func (qp *QP) Destroy() error {
 		qp.life.reach(destroyed)
 		qp.timer.stop()
 		qp.egress.drop()
+		qp.req.release()
+		if qp.srd != nil {
+			qp.srd.reset()
+		}
 		bound = qp.bound
 	}) {
 		return nil // its resources stay until the device ends
@@ -405,9 +409,6 @@ func (qp *QP) Destroy() error {
 	qp.posting.Unlock()
 	qp.sending.Unlock()
 	qp.dev.qps.drop(qp.dev.qpBits.slotOf(qp.num))
-	if qp.srd != nil {
-		qp.srd.release()
-	}
 	qp.uncount()
 	return nil
 }

@@ -50,6 +50,12 @@ func (r *requester) grow() {
 	r.wqes = q
 }
 
+// release drops the requests in flight, and their memory.
+func (r *requester) release() {
+	r.snd.Reset()
+	r.wqes = nil
+}
+
 // run sends all packets that may be sent. (rxe_requester)
 func (r *requester) run(p *pass) {
 	qp := r.qp

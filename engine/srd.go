@@ -708,6 +708,6 @@ func (s *srd) closeFlows() {
 func (s *srd) reset() {
 	s.closeFlows()
 	s.requests, s.free = nil, nil
-	s.due, s.refusals = nil, nil
+	s.due, s.refusals, s.reading, s.storing = nil, nil, nil, nil
 	s.release()
 }

@@ -9,5 +9,6 @@
 // A cause belongs to the user of the failed queue pair. A user sees facts about the other end if both ends
 // belong to the same user. Managers see the facts of both ends.
 //
-// The package has no goroutine and no clock. The memory of a Recorder is bounded: see [Limits].
+// The package has no goroutine and no clock. The memory of a Recorder is bounded: see [Limits]. A Recorder keeps
+// values, and no reference to a context or a queue pair.
 package explain

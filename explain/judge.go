@@ -255,9 +255,9 @@ func (r *Recorder) judgeRule(row string, owner *qpFacts, x *values, self Fault) 
 			row = "key-ended"
 		}
 	}
-	if row == ruleRows[driver.RuleMemory] && owner != nil && r.cfg.Life != nil {
+	if row == ruleRows[driver.RuleMemory] && owner != nil && owner.evidence != nil {
 		x.owner = owner
-		switch r.cfg.Life(owner.ref.Context) {
+		switch owner.life {
 		case Ended:
 			row = "memory-ended"
 		case Executed:

@@ -33,6 +33,7 @@ func (r *Recorder) PacketsDropped(f driver.DroppedPackets) {
 	if q == nil {
 		return
 	}
+	f.QP.Context = nil
 	q.failures().drop = f
 	if f.Opcode.Has(roce.FlagResponse) || q.ref.State == ib.QPErr {
 		return // the rest of a connection that has failed
@@ -120,6 +121,7 @@ func (r *Recorder) PacketsUnsent(f driver.UnsentPackets) {
 	if q == nil {
 		return
 	}
+	f.QP.Context = nil
 	q.failures().unsent = f
 	if q.ref.Type == ib.QPTypeRC || q.ref.Type == ib.QPTypeXRCInit || q.ref.Type == ib.QPTypeXRCTgt {
 		return // the work request fails if no retransmission is sent

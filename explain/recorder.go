@@ -151,7 +151,7 @@ type entry struct {
 
 // qpFacts are the latest facts of a queue pair.
 type qpFacts struct {
-	ref     driver.QPRef
+	ref     driver.QPRef // without the Context, which would keep the context and its objects in memory
 	program Program
 	changed time.Time // when the state changed
 	cause   driver.StateCause
@@ -188,7 +188,8 @@ func (q *qpFacts) noteState(s *driver.StateChange) {
 
 // evidence are the failures of a queue pair. A zero Time means that there was none.
 type evidence struct {
-	refusal  driver.RefusedRequest
+	refusal  driver.RefusedRequest // without a Context; likewise the other reports
+	life     Life                  // state of the process at the latest report of RuleMemory
 	waiting  unready
 	waitsFor *qpFacts // the responder that has no receive for this queue pair; nil if waiting.id of it is 0
 	drop     driver.DroppedPackets
@@ -210,14 +211,16 @@ func (r *Recorder) facts(ref driver.QPRef) *qpFacts {
 		if !ok {
 			return nil
 		}
-		q = &qpFacts{ref: ref, program: p}
+		q = &qpFacts{program: p}
 		u := r.user(p.User)
 		if u.qps.Len() >= r.cfg.Limits.QPs {
 			r.forgetQP(u.qps.Remove(u.qps.Front()).(*qpFacts))
 		}
+		q.ref = ref
 		q.elem = u.qps.PushBack(q)
 		r.qps[k] = q
 	}
+	ref.Context = nil
 	if !ref.Peer.IsValid() {
 		ref.Local, ref.Peer, ref.DestQPN = q.ref.Local, q.ref.Peer, q.ref.DestQPN
 	}
@@ -230,6 +233,13 @@ func (r *Recorder) program(c ib.UserContext) (Program, bool) {
 		return Program{}, false
 	}
 	return r.cfg.Program(c)
+}
+
+// noteLife keeps the state of the process of a context if the memory of the process has refused an access.
+func (r *Recorder) noteLife(q *qpFacts, c ib.UserContext, v *driver.Violation) {
+	if v.Rule == driver.RuleMemory && r.cfg.Life != nil {
+		q.failures().life = r.cfg.Life(c)
+	}
 }
 
 // failures returns the evidence of the queue pair, which it creates.
@@ -373,6 +383,8 @@ func (r *Recorder) RequestRefused(f driver.RefusedRequest) {
 	if q == nil {
 		return
 	}
+	r.noteLife(q, f.QP.Context, &f.Violation)
+	f.QP.Context = nil
 	v := q.failures()
 	v.refusal = f
 	if f.Answered && f.Syndrome.IsRNR() {
@@ -442,6 +454,7 @@ func (r *Recorder) CompletionFailed(f driver.FailedCompletion) {
 	if q == nil {
 		return
 	}
+	r.noteLife(q, f.QP.Context, &f.Violation)
 	v := q.failures()
 	if f.Status == uapi.WCWRFlushErr {
 		if v.primary != nil {
