@@ -100,20 +100,23 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 			c.Rights.CloseAll(strays)
 			return
 		}
-		if r.Op == ctl.OpRequests && r.Protocol == ctl.ProtocolVersion && fd == nil && r.Requests != nil {
-			if trace, err = s.answerTraceRequest(c, who, trace, r.Requests); err != nil {
-				return
+		var answer func() error // answers a request that changes the state of the connection
+		switch known := r.Protocol == ctl.ProtocolVersion && fd == nil; {
+		case known && r.Op == ctl.OpRequests && r.Requests != nil:
+			answer = func() (err error) {
+				trace, err = s.answerTraceRequest(c, who, trace, r.Requests)
+				return err
 			}
-			continue
-		}
-		if r.Op == ctl.OpDecisions && r.Protocol == ctl.ProtocolVersion && fd == nil {
-			if decisions, err = s.answerDecisionsRequest(c, who, decisions); err != nil {
-				return
+		case known && r.Op == ctl.OpDecisions:
+			answer = func() (err error) {
+				decisions, err = s.answerDecisionsRequest(c, who, decisions)
+				return err
 			}
-			continue
+		case known && r.Op == ctl.OpFaultDecisions && r.Weak != nil:
+			answer = func() error { return s.reply(c, s.beginFaultDecisions(who, r.Weak, decisions)) }
 		}
-		if r.Op == ctl.OpFaultDecisions && r.Protocol == ctl.ProtocolVersion && fd == nil && r.Weak != nil {
-			if err = s.reply(c, s.beginFaultDecisions(who, r.Weak, decisions)); err != nil {
+		if answer != nil {
+			if s.answerCounted(c, who, answer) != nil {
 				return
 			}
 			continue
@@ -191,28 +194,48 @@ func (s *Service) handleRequest(c ctl.Conn, who peer, r *ctl.Request, fd *os.Fil
 		return &ctl.Response{}, sent, s.capturePackets(r.Capture, fd)
 	}
 	c.Discard(fd)
-	made := func() {}
-	if !who.Manager {
-		done, ok := s.requests.countItem(who.Account, maxRequests)
-		if !ok {
-			return nil, sent, fmt.Errorf("user %v has %d requests in progress, which is the limit: %w", who.Account,
-				maxRequests, syscall.EBUSY)
+	done, err := s.countRequest(who)
+	if err != nil {
+		return nil, sent, err
+	}
+	// The request ends when it was executed and its answer was sent. A request may be executed long after the
+	// client received ETIMEDOUT.
+	var both atomic.Int32
+	made := func() {
+		if both.Add(1) == 2 {
+			done()
 		}
-		// The request ends when it was executed and its answer was sent. A request may be executed long after the
-		// client received ETIMEDOUT.
-		var both atomic.Int32
-		made = func() {
-			if both.Add(1) == 2 {
-				done()
-			}
-		}
-		sent = made
 	}
 	a, err := s.answerWithTimeout(r, func() (*ctl.Response, error) {
 		defer made()
 		return s.executeRequest(who, r)
 	})
-	return a, sent, err
+	return a, made, err
+}
+
+// countRequest counts a request of a user until the caller calls done. It returns EBUSY at the limit. Managers are
+// exempt.
+func (s *Service) countRequest(who peer) (done func(), err error) {
+	if who.Manager {
+		return func() {}, nil
+	}
+	done, ok := s.requests.countItem(who.Account, maxRequests)
+	if !ok {
+		return nil, fmt.Errorf("user %v has %d requests in progress, which is the limit: %w", who.Account, maxRequests,
+			syscall.EBUSY)
+	}
+	return done, nil
+}
+
+// answerCounted calls answer, which executes a request and sends the answer, and counts the request until then. Beyond
+// the limit it sends the error instead. It returns an error if the answer was not sent.
+func (s *Service) answerCounted(c ctl.Conn, who peer, answer func() error) error {
+	done, err := s.countRequest(who)
+	if err != nil {
+		return s.reply(c, errorResponse(err))
+	}
+	defer done()
+	return answer()
 }
 
 // Do answers a request with the rights of a manager, such as this process, over the same path as a request that comes

@@ -326,6 +326,41 @@ func TestPendingRequestsDelayNoOtherUser(t *testing.T) {
 	}
 }
 
+// TestRequestsOfConnectionCount tests that the requests that change the state of a connection count against the limit
+// of requests in progress.
+func TestRequestsOfConnectionCount(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.44"}})
+	ends := testutil.NewUnixPair(t)
+	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
+	user := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
+	var all []func()
+	for range maxRequests {
+		done, ok := s.requests.countItem(quota.ID{UID: 4242}, maxRequests)
+		if !ok {
+			t.Fatal("begin a request below the limit: got a refusal, want success")
+		}
+		all = append(all, done)
+	}
+	requests := []*ctl.Request{
+		{Op: ctl.OpInfo},
+		{Op: ctl.OpRequests, Requests: &ctl.RequestTrace{End: true}},
+		{Op: ctl.OpDecisions},
+		{Op: ctl.OpFaultDecisions, Weak: &ctl.Weak{}},
+	}
+	for _, r := range requests {
+		if _, err := user.Do(r); !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("%s beyond the limit: got %v, want EBUSY", r.Op, err)
+		}
+	}
+	all[0]()
+	for _, r := range requests {
+		testutil.Eventually(t, string(r.Op)+" below the limit", func() bool {
+			_, err := user.Do(r)
+			return !errors.Is(err, syscall.EBUSY)
+		})
+	}
+}
+
 // TestEchoedDataIsLimited tests that the service answers and logs only a limited length of the client's data.
 func TestEchoedDataIsLimited(t *testing.T) {
 	var log testutil.Buffer
