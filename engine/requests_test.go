@@ -33,7 +33,7 @@ func newTracedBench(t *testing.T, s setup, c conn) *tracedBench {
 		return reqtrace.Program{User: quota.ID{UID: 1000}, PID: 42, Name: "program"}, true
 	})
 	var err error
-	x.trace, err = x.rec.Begin(quota.ID{UID: 1000}, x.mem)
+	x.trace, err = x.rec.Begin(quota.ID{UID: 1000}, func() ([]byte, error) { return x.mem, nil })
 	check(t, err)
 	s.observer = x.rec
 	x.bench = newBenchIn(t, s)
@@ -469,7 +469,7 @@ func (s setup) traced(t testing.TB) setup {
 	r := reqtrace.New(func(ib.UserContext) (reqtrace.Program, bool) { return reqtrace.Program{}, true })
 	mem := bytes.Repeat([]byte{1}, reqtrace.Size) // the kernel provides the pages now
 	clear(mem)
-	_, err := r.Begin(quota.ID{}, mem)
+	_, err := r.Begin(quota.ID{}, func() ([]byte, error) { return mem, nil })
 	check(t, err)
 	s.observer = r
 	return s

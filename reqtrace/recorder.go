@@ -27,6 +27,7 @@ type Recorder struct {
 
 	mu     sync.Mutex
 	traces map[*Trace]struct{}
+	counts map[quota.ID]int    // traces by user, including the unfinished calls of Begin
 	qps    map[qpKey]*queueLog // traced queue pairs that exist
 }
 
@@ -40,7 +41,8 @@ type qpKey struct {
 // New returns a Recorder without a trace. program returns the program of a context; queues without a program are not
 // traced. program must not sleep.
 func New(program func(ib.UserContext) (Program, bool)) *Recorder {
-	return &Recorder{program: program, traces: map[*Trace]struct{}{}, qps: map[qpKey]*queueLog{}}
+	return &Recorder{program: program, traces: map[*Trace]struct{}{}, counts: map[quota.ID]int{},
+		qps: map[qpKey]*queueLog{}}
 }
 
 // Trace is a trace in progress.
@@ -53,28 +55,53 @@ type Trace struct {
 // MaxTraces is the number of traces of one user at a time.
 const MaxTraces = 4
 
-// Begin begins a trace of a user's programs, in zeroed memory of Size bytes. The caller then refreshes the traces of
-// each device (driver.Device.RefreshTraces). The memory must stay valid until the traces of each device were
-// refreshed after End. Begin returns EBUSY if the user has MaxTraces traces.
-func (r *Recorder) Begin(user quota.ID, mem []byte) (*Trace, error) {
+// Begin begins a trace of a user's programs. alloc returns zeroed memory of Size bytes. The caller then refreshes the
+// traces of each device (driver.Device.RefreshTraces). The memory must stay valid until the traces of each device
+// were refreshed after End. Begin returns EBUSY, without a call of alloc, if the user has MaxTraces traces.
+func (r *Recorder) Begin(user quota.ID, alloc func() ([]byte, error)) (_ *Trace, err error) {
+	if err := r.count(user); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.uncount(user)
+		}
+	}()
+	mem, err := alloc()
+	if err != nil {
+		return nil, err
+	}
 	if len(mem) < Size {
 		return nil, fmt.Errorf("trace of %d bytes, must be %d: %w", len(mem), Size, syscall.EINVAL)
 	}
+	t := &Trace{r: r, user: user, ring: newRing(mem)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := 0
-	for t := range r.traces {
-		if t.user == user {
-			n++
-		}
-	}
-	if n >= MaxTraces {
-		return nil, fmt.Errorf("user %v has %d traces of requests, which is the limit: %w", user, n, syscall.EBUSY)
-	}
-	t := &Trace{r: r, user: user, ring: newRing(mem)}
 	r.traces[t] = struct{}{}
 	r.any.Store(true)
 	return t, nil
+}
+
+// count counts a trace of a user. It returns EBUSY at the limit.
+func (r *Recorder) count(user quota.ID) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.counts[user]; n >= MaxTraces {
+		return fmt.Errorf("user %v has %d traces of requests, which is the limit: %w", user, n, syscall.EBUSY)
+	}
+	r.counts[user]++
+	return nil
+}
+
+// uncount undoes count.
+//
+//verbena:held mu
+func (r *Recorder) uncount(user quota.ID) {
+	if r.counts[user]--; r.counts[user] == 0 {
+		delete(r.counts, user)
+	}
 }
 
 // End ends the trace: events are no longer recorded. A thread may still be writing an event until the traces of each
@@ -84,6 +111,7 @@ func (t *Trace) End() {
 	t.r.mu.Lock()
 	defer t.r.mu.Unlock()
 	delete(t.r.traces, t)
+	t.r.uncount(t.user)
 	t.r.any.Store(len(t.r.traces) > 0)
 }
 

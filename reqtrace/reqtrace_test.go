@@ -35,7 +35,7 @@ func newTestRecorder() *Recorder {
 func begin(t *testing.T, r *Recorder, user int) (*Trace, []byte) {
 	t.Helper()
 	mem := make([]byte, Size)
-	tr, err := r.Begin(quota.ID{UID: user}, mem)
+	tr, err := r.Begin(quota.ID{UID: user}, func() ([]byte, error) { return mem, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,12 +103,35 @@ func TestUsersAreSeparate(t *testing.T) {
 			t.Errorf("trace of user %d: got %d drops, %d lost, want 2 and 0:\n%v", i+1, n, sum.Lost, tr)
 		}
 	}
+}
+
+// TestLimitOfTraces tests that a trace beyond the limit of a user gets no memory, also while another trace begins. A
+// trace without memory does not count.
+func TestLimitOfTraces(t *testing.T) {
+	r := newTestRecorder()
+	var latest *Trace
 	for range MaxTraces - 1 {
-		begin(t, r, 2)
+		latest, _ = begin(t, r, 2)
 	}
-	if _, err := r.Begin(quota.ID{UID: 2}, make([]byte, Size)); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("trace beyond the limit: got %v, want EBUSY", err)
+	refused := func(what string) {
+		if _, err := r.Begin(quota.ID{UID: 2}, func() ([]byte, error) {
+			t.Errorf("%s: got a call for memory, want none", what)
+			return make([]byte, Size), nil
+		}); !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("%s: got %v, want EBUSY", what, err)
+		}
 	}
+	if _, err := r.Begin(quota.ID{UID: 2}, func() ([]byte, error) {
+		refused("trace while the last one is being begun")
+		return nil, syscall.ENOMEM
+	}); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("trace without memory: got %v, want ENOMEM", err)
+	}
+	begin(t, r, 2)
+	refused("trace beyond the limit")
+	begin(t, r, 3)
+	latest.End()
+	begin(t, r, 2)
 }
 
 // TestLostEvents tests that a full trace keeps the latest events, and reports the number of the others.
@@ -263,7 +286,7 @@ func TestAddAllocates(t *testing.T) {
 
 func BenchmarkAdd(b *testing.B) {
 	r := newTestRecorder()
-	if _, err := r.Begin(quota.ID{UID: 1}, make([]byte, Size)); err != nil {
+	if _, err := r.Begin(quota.ID{UID: 1}, func() ([]byte, error) { return make([]byte, Size), nil }); err != nil {
 		b.Fatal(err)
 	}
 	log := r.TraceQueue(qpOf(1, 5))

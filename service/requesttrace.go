@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,12 +21,18 @@ type requestTrace struct {
 	s     *Service
 	trace *reqtrace.Trace
 	mem   *shm.File
-	stop  chan struct{} // ends the looks
 }
 
-// traceLookInterval is the interval in which the completion queues of a trace are looked at. Programs poll them
+// traceLookInterval is the interval in which the completion queues of all traces are looked at. Programs poll them
 // without a call.
 const traceLookInterval = 10 * time.Millisecond
+
+// traceLooks is the goroutine that looks at the completion queues of all traces.
+type traceLooks struct {
+	mu     sync.Mutex
+	traces int
+	stop   chan struct{} // ends the goroutine; under mu
+}
 
 // answerTraceRequest begins or ends the trace of a connection, and answers the client. It returns the trace of the
 // connection afterwards, which may be nil.
@@ -55,49 +62,65 @@ func (s *Service) answerTraceRequest(c ctl.Conn, who peer, t *requestTrace, r *c
 
 // traceRequests begins a trace of the work requests of a user's programs. theirs is the memory for the client.
 func (s *Service) traceRequests(who peer) (t *requestTrace, theirs *os.File, err error) {
-	fail := func(err error) (*requestTrace, *os.File, error) {
+	t = &requestTrace{s: s}
+	t.trace, err = s.links.requests.Begin(who.Account, func() (b []byte, err error) {
+		t.mem, theirs, b, err = s.newTraceMemory(who)
+		return b, err
+	})
+	if err != nil {
 		return nil, nil, fmt.Errorf("trace work requests: %w", err)
 	}
-	user := s.quota.Account(who.Account)
-	mem, err := shm.Create("verbena-requests", quota.BufferBytes, user, s.kept.ObjectsOf(user))
-	if err != nil {
-		return fail(err)
-	}
-	mem.KeepPagesOnClose() // the client reads them
-	defer func() {
-		if err != nil {
-			mem.Close()
-		}
-	}()
-	region, err := mem.Alloc(reqtrace.Size)
-	if err != nil {
-		return fail(err)
-	}
-	// The threads of the engine should meet no page faults. Linux before 5.14 does not support this.
-	_ = unix.Madvise(region.Mem, unix.MADV_POPULATE_WRITE)
-	if theirs, err = mem.OpenForProgram(unix.O_RDONLY); err != nil {
-		return fail(err)
-	}
-	trace, err := s.links.requests.Begin(who.Account, region.Mem)
-	if err != nil {
-		theirs.Close()
-		return fail(err)
-	}
-	t = &requestTrace{s: s, trace: trace, mem: mem, stop: make(chan struct{})}
 	s.links.refreshTraces()
-	go t.look()
+	s.traceLooks.begin(&s.links)
 	return t, theirs, nil
 }
 
-// look looks at the completion queues until the end of the trace.
-func (t *requestTrace) look() {
+// newTraceMemory allocates the memory of a trace. The kernel provides each page at the first event in it.
+func (s *Service) newTraceMemory(who peer) (mem *shm.File, theirs *os.File, b []byte, err error) {
+	user := s.quota.Account(who.Account)
+	if mem, err = shm.Create("verbena-requests", quota.BufferBytes, user, s.kept.ObjectsOf(user)); err != nil {
+		return nil, nil, nil, err
+	}
+	mem.KeepPagesOnClose() // the client reads them
+	region, err := mem.Alloc(reqtrace.Size)
+	if err == nil {
+		theirs, err = mem.OpenForProgram(unix.O_RDONLY)
+	}
+	if err != nil {
+		mem.Close()
+		return nil, nil, nil, err
+	}
+	return mem, theirs, region.Mem, nil
+}
+
+// begin counts one more trace. The first one starts the goroutine.
+func (l *traceLooks) begin(links *linkTable) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.traces++; l.traces == 1 {
+		l.stop = make(chan struct{})
+		go links.lookAtTraces(l.stop)
+	}
+}
+
+// end counts one trace less. The last one ends the goroutine.
+func (l *traceLooks) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.traces--; l.traces == 0 {
+		close(l.stop)
+	}
+}
+
+// lookAtTraces looks at the completion queues of all traces until stop is closed.
+func (t *linkTable) lookAtTraces(stop <-chan struct{}) {
 	tick := time.NewTicker(traceLookInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			t.s.links.eachDevice(driver.Device.LookAtTraces)
-		case <-t.stop:
+			t.eachDevice(driver.Device.LookAtTraces)
+		case <-stop:
 			return
 		}
 	}
@@ -108,7 +131,7 @@ func (t *requestTrace) end() {
 	if t == nil {
 		return
 	}
-	close(t.stop)
+	t.s.traceLooks.end()
 	t.s.links.eachDevice(driver.Device.LookAtTraces)
 	t.trace.End()
 	if t.s.links.refreshTraces() {

@@ -96,6 +96,7 @@ type Service struct {
 	files      sync.WaitGroup // counts the device files opened over the socket
 	quota      *quota.Ledger
 	requests   perUserCounter // pending requests by user
+	traceLooks traceLooks
 	acceptor   acceptor
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors in transit from users
