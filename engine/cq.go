@@ -292,7 +292,8 @@ func (c *cq) Destroy() error {
 		}
 	}
 	c.dev.destroyedAt(c.log)
-	c.destroyed, c.log = true, nil
+	c.destroyed = true
+	c.setLog(nil)
 	c.dev.cqs.Lock()
 	delete(c.dev.cqs.m, c)
 	c.dev.cqs.Unlock()

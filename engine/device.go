@@ -122,10 +122,8 @@ type Device struct {
 	epoch     time.Time
 	epochNano int64
 
-	cqs struct { // completion queues
-		sync.Mutex
-		m map[*cq]struct{}
-	}
+	cqs       cqSet // completion queues
+	tracedCQs cqSet // those with a log
 
 	contexts struct {
 		sync.Mutex
@@ -198,7 +196,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.changes.network, d.changes.ends, d.changes.warned = cfg.Network, map[netip.Addr]*endpoint{}, map[netip.Addr]string{}
 	d.obj = ib.NewDevice(cfg.Name, ops{d}, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
-	d.cqs.m = map[*cq]struct{}{}
+	d.cqs.m, d.tracedCQs.m = map[*cq]struct{}{}, map[*cq]struct{}{}
 	d.epoch = d.clock.Now()
 	d.epochNano = d.epoch.UnixNano()
 	d.direct.Store(!hw.travels.Load())

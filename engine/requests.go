@@ -1,6 +1,9 @@
 package engine
 
 import (
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"verbena/driver"
@@ -232,7 +235,24 @@ func (c *cq) traceRequests() {
 		_, c.pushed, _ = c.oldest()
 		c.consumed = 0
 	}
-	c.log = log
+	c.setLog(log)
+}
+
+// setLog sets the log, and lists the queue for LookAtTraces while it has one.
+//
+//verbena:held mu
+func (c *cq) setLog(log driver.RequestLog) {
+	if c.log == nil && log == nil {
+		return
+	}
+	t := &c.dev.tracedCQs
+	t.Lock()
+	defer t.Unlock()
+	if c.log = log; log != nil {
+		t.m[c] = struct{}{}
+	} else {
+		delete(t.m, c)
+	}
 }
 
 // pushedTo stores the position of the completion that is being added in the event of its request.
@@ -333,21 +353,23 @@ func (d *Device) destroyedAt(log driver.RequestLog) {
 	}
 }
 
-// completionQueues returns the completion queues of a device.
-func (d *Device) completionQueues() []*cq {
-	d.cqs.Lock()
-	defer d.cqs.Unlock()
-	list := make([]*cq, 0, len(d.cqs.m))
-	for c := range d.cqs.m {
-		list = append(list, c)
-	}
-	return list
+// cqSet is a set of completion queues. Its lock is a leaf.
+type cqSet struct {
+	sync.Mutex
+	m map[*cq]struct{}
+}
+
+// list returns the completion queues of the set.
+func (s *cqSet) list() []*cq {
+	s.Lock()
+	defer s.Unlock()
+	return slices.Collect(maps.Keys(s.m))
 }
 
 // RefreshTraces asks the observer again for the queues to trace. It returns false if the memory of a program does not
 // answer; the queue pairs of that program are omitted. RefreshTraces may sleep.
 func (d *Device) RefreshTraces() (complete bool) {
-	for _, c := range d.completionQueues() {
+	for _, c := range d.cqs.list() {
 		c.traceRequests()
 	}
 	for s := range d.srqs.all() {
@@ -362,7 +384,7 @@ func (d *Device) RefreshTraces() (complete bool) {
 
 // LookAtTraces reports newly consumed completions of traced completion queues. It may not sleep.
 func (d *Device) LookAtTraces() {
-	for _, c := range d.completionQueues() {
+	for _, c := range d.tracedCQs.list() {
 		c.lookNow()
 	}
 }

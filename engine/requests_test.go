@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -462,6 +463,51 @@ func TestRefreshKeepsLogs(t *testing.T) {
 		t.Errorf("RefreshTraces: got %d new queues and %d known ones, want 0 and 3", k.fresh, k.known)
 	}
 	check(t, srq.Destroy())
+}
+
+// TestLookAtTracesSkipsOtherQueues tests that a look at the traces waits for no untraced completion queue, and for no
+// lock of the device, and that the list of traced queues follows the traces.
+func TestLookAtTracesSkipsOtherQueues(t *testing.T) {
+	var traced atomic.Bool
+	traced.Store(true)
+	rec := reqtrace.New(func(ib.UserContext) (reqtrace.Program, bool) {
+		return reqtrace.Program{User: quota.ID{UID: 1000}}, traced.Load()
+	})
+	trace, err := rec.Begin(quota.ID{UID: 1000}, func() ([]byte, error) { return make([]byte, reqtrace.Size), nil })
+	check(t, err)
+	b := newBench(t, setup{observer: rec})
+	traced.Store(false)
+	other, err := b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 1})
+	check(t, err)
+	dev := b.a.dev
+	look := func() <-chan struct{} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			dev.LookAtTraces()
+		}()
+		return done
+	}
+	cqOf(other).mu.Lock()
+	dev.cqs.Lock()
+	done := look()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("LookAtTraces: still waiting for an untraced queue or the device")
+	}
+	dev.cqs.Unlock()
+	cqOf(other).mu.Unlock()
+	<-done
+	if n := len(dev.tracedCQs.list()); n != 1 {
+		t.Errorf("traced queues: got %d, want 1", n)
+	}
+	check(t, other.Destroy())
+	trace.End()
+	dev.RefreshTraces()
+	if n := len(dev.tracedCQs.list()); n != 0 {
+		t.Errorf("traced queues after the end of the trace: got %d, want 0", n)
+	}
 }
 
 // traced returns a set-up with traces of all work requests.
