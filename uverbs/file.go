@@ -480,8 +480,7 @@ func (f *File) abandonContext() {
 		o.res.Abandon()
 		n++
 	}
-	f.logf("left behind with %d objects: a call of it has been stopped in the memory of a process for %v", n,
-		f.dev.srv.opts.Grace)
+	f.logf("left behind with %d objects that could not be destroyed within %v", n, f.dev.srv.opts.Grace)
 	f.events.endAll()
 }
 
@@ -516,6 +515,6 @@ func (f *File) Close() {
 	expired, stop := f.dev.srv.startGraceTimer()
 	defer stop()
 	if !e.wait(expired) {
-		f.logf("closed, but a call of it has been stopped in the memory of a process for %v", f.dev.srv.opts.Grace)
+		f.logf("closed, but its objects could not be destroyed within %v; the destruction continues", f.dev.srv.opts.Grace)
 	}
 }

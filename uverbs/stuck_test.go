@@ -142,8 +142,9 @@ func TestStuckCallDelaysNoClose(t *testing.T) {
 				}
 			}()
 			runWithin(t, "Close", p.f.Close)
-			if !strings.Contains(log.String(), "closed, but") {
-				t.Errorf("log: got %q, want \"closed, but\"", log.String())
+			// The driver is slow. The memory of the process responds.
+			if got := log.String(); !strings.Contains(got, "closed, but") || strings.Contains(got, "memory") {
+				t.Errorf("log: got %q, want \"closed, but\" without a word about memory", got)
 			}
 			other.allocPD()
 			if goes {
