@@ -147,6 +147,7 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	traced := qp.trace.requestLog().sendDone(w, status)
 	qp.dev.countRequest(w.kind, w.length, status)
 	if status != uapi.WCSuccess {
+		qp.failures++
 		qp.report().send(w, status)
 	} else {
 		qp.dev.counters.add(cntRDMASend, 1)

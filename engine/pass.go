@@ -40,7 +40,10 @@ type pass struct {
 	todo  []*QP // the run queue; their activity says running
 	done  int   // todo[:done] have been run
 	spent int   // bytes sent and received since the thread began, and trainCost for each train
+	since int   // spent when the run queue was last arranged
 	runs  int   // since the pass was made
+
+	spare []*QP // working memory of arrange
 
 	workspace
 	delivery
@@ -70,6 +73,10 @@ const (
 	passBudget = 4 << 20
 	// trainCost is the fixed cost of a train, in bytes that take about the same time.
 	trainCost = 4 << 10
+	// failCost is the cost of a work request that fails: its completion and its report.
+	failCost = 16 << 10
+	// userQuantum is the increase of pass.spent after which the queue pairs of other users run first.
+	userQuantum = 256 << 10
 )
 
 const (
@@ -191,7 +198,8 @@ func (p *pass) endElsewhere() {
 
 func (p *pass) release() {
 	clear(p.todo)
-	p.todo, p.done, p.spent, p.at, p.last, p.lane, p.method, p.takes = p.todo[:0], 0, 0, nil, nil, nil, nil, false
+	p.todo, p.done, p.spent, p.since = p.todo[:0], 0, 0, 0
+	p.at, p.last, p.lane, p.method, p.takes = nil, nil, nil, nil, false
 	p.dev.passes.Put(p)
 }
 
@@ -199,7 +207,7 @@ func (p *pass) release() {
 // reports true if none is left, and false if the budget is spent or the next queue pair must be left to a goroutine.
 func (p *pass) drain(budget int) bool {
 	p.takes = true
-	p.spent = 0
+	p.spent, p.since = 0, 0
 	for p.take(); p.done < len(p.todo) && p.mayRun(p.todo[p.done]); p.take() {
 		if p.spent > budget {
 			return false
@@ -209,9 +217,39 @@ func (p *pass) drain(budget int) bool {
 			p.todo = append(p.todo[:0], p.todo[p.done:]...)
 			p.done = 0
 		}
+		if p.spent-p.since > userQuantum {
+			p.arrange()
+		}
 	}
 	return p.done == len(p.todo)
 }
+
+// arrange moves one queue pair of each user to the front of the run queue, except of the user whose queue pair was run
+// last. A queue pair therefore waits for one run of each other user, and not for their backlogs. The order among the
+// queue pairs of one user does not change.
+func (p *pass) arrange() {
+	p.since = p.spent
+	rest, front := p.todo[p.done:], 0
+	later := p.spare[:0]
+	for _, qp := range rest {
+		first := p.last == nil || !qp.sharesUser(p.last)
+		for i := 0; i < front && first; i++ {
+			first = !qp.sharesUser(rest[i])
+		}
+		if first {
+			rest[front] = qp
+			front++
+		} else {
+			later = append(later, qp)
+		}
+	}
+	copy(rest[front:], later)
+	clear(later)
+	p.spare = later[:0]
+}
+
+// sharesUser reports whether two queue pairs belong to one user.
+func (qp *QP) sharesUser(other *QP) bool { return qp.lane == other.lane || qp.owner == other.owner }
 
 // step runs the next queue pair.
 func (p *pass) step() {

@@ -106,6 +106,33 @@ func TestEventsOfARunningQueuePair(t *testing.T) {
 	}
 }
 
+// TestUsersShareAPass runs queue pairs of three users in one pass. Two users have much work. A queue pair of the third
+// waits for one run of each other user.
+func TestUsersShareAPass(t *testing.T) {
+	n := newBench(t, setup{shortcut: true}).a
+	p, ran := n.dev.begin(false), ""
+	for _, user := range []string{"a", "a", "a", "a", "b", "b", "b", "b", "c", "c"} {
+		obj, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: userCap, Type: ib.QPTypeUD})
+		check(t, err)
+		defer func() { check(t, obj.Destroy()) }()
+		qp := qpOf(obj)
+		qp.owner = user
+		p.post(qp, func(p *pass) {
+			ran += user
+			if user != "c" {
+				p.spent += 2 * userQuantum
+			}
+		})
+	}
+	if !p.drain(passBudget) {
+		t.Error("drain: got false, want the end of the run queue")
+	}
+	p.release()
+	if want := "abcabcabab"; ran != want {
+		t.Errorf("order of the users: got %s, want %s", ran, want)
+	}
+}
+
 // TestPacketsOfARunningQueuePair tests the limit of packets from the network for a queue pair that another thread
 // runs.
 func TestPacketsOfARunningQueuePair(t *testing.T) {

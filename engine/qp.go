@@ -128,6 +128,8 @@ type QP struct {
 	timer   timer
 	bound   bool // a window of type 2 was bound
 	trace   *trace
+
+	failures int // work requests that have failed in this run
 }
 
 // CreateQP implements ib.Driver.

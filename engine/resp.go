@@ -660,6 +660,7 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 			qp.dev.countMessage(cntRecvBytes, int(wc.ByteLen))
 		}
 	} else {
+		qp.failures++
 		qp.report().receive(wc.Status)
 		wc.Opcode = uapi.WCRecv // consumers distinguish sends and receives by the opcode
 	}

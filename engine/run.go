@@ -63,6 +63,8 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.srd != nil && qp.srd.more {
 		more = true
 	}
+	p.spent += qp.failures * failCost
+	qp.failures = 0
 	qp.publish()
 	if more || !qp.activity.rest() {
 		p.todo = append(p.todo, qp)

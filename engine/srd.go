@@ -68,6 +68,8 @@ const (
 	maxReplies   = 1024
 	// fetchCost is the cost of a fetched request in pass.spent.
 	fetchCost = 64
+	// maxFetches is the number of requests that one run of the queue pair fetches. The next run fetches more.
+	maxFetches = 128
 	// fewFlows is the number of flows that keep their memory while they are idle.
 	fewFlows = 64
 	// sourceIdle is the time in nanoseconds after which a source may be forgotten. No sender repeats a packet for so long.
@@ -172,7 +174,7 @@ func (s *srd) window() (sum int) {
 func (s *srd) run(p *pass) {
 	qp := s.qp
 	s.more = true
-	for range qp.sq.Capacity() { // a program that goes on posting must not keep the thread
+	for range min(qp.sq.Capacity(), maxFetches) { // a program that goes on posting must not keep the thread
 		if s.more = s.fetch(); !s.more {
 			break
 		}
