@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -18,6 +19,50 @@ func qkeyOf(qp *QP) uint32 {
 		return roce.GSIQKey
 	}
 	return qp.attr.QKey
+}
+
+// noQKey is the value of QP.qkey without a Q_Key: in RESET, and of the GSI queue pair, which has a fixed one.
+const noQKey = 1 << 32
+
+// refuses returns the reason for which the queue pair drops a datagram, or accept, as far as another thread can tell.
+// b has no ICRC. Such a datagram does not wake the queue pair: it may come from another user. For SRD there is no
+// difference between a wrong Q_Key and a number without a queue pair, in the answer or its time: senders do not learn
+// which numbers are in use.
+func (qp *QP) refuses(b []byte) counter {
+	op := roce.BTH(b).Opcode()
+	s := op.Service()
+	if s != roce.UD && s != roce.SRD || op.Flags()&roce.FlagResponse != 0 || !op.Known() || len(b) < op.HeaderLen() {
+		return accept
+	}
+	switch key := qp.qkey.Load(); {
+	case s == roce.SRD && qp.srd == nil && qp.dev.hasSRD():
+		return cntDropService
+	case s != qp.wire, s == roce.UD && (key == noQKey || roce.BTH(b).PKey() != roce.DefaultPKey):
+		return accept
+	case key != uint64(roce.DETH(b[roce.BTHLen:]).QKey()):
+		return cntDropQKey
+	}
+	return accept
+}
+
+// refusesTrain returns the reason for which the queue pair drops all packets of a train, or accept.
+func (qp *QP) refusesTrain(t *train) (why counter) {
+	for i := range t.spans {
+		b := t.span(i)
+		if why = qp.refuses(b[:len(b)-link.ICRCLen]); why == accept {
+			return accept
+		}
+	}
+	return why
+}
+
+// countRefused counts datagrams for which refuses has returned a reason. Users see the counters of the device: those of
+// SRD do not distinguish a wrong Q_Key and a missing queue pair.
+func (d *Device) countRefused(b []byte, packets int, why counter) {
+	if roce.BTH(b).Opcode().Service() == roce.SRD {
+		why = cntDropNobody
+	}
+	d.counters.add(why, packets)
 }
 
 // checkGSI checks the attributes of a new GSI queue pair.

@@ -120,7 +120,10 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		{ib.QPAttrAccessFlags, func() { qp.attr.AccessFlags = a.AccessFlags }},
 		{ib.QPAttrPKeyIndex, func() { qp.attr.PKeyIndex = a.PKeyIndex }},
 		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},
-		{ib.QPAttrQKey, func() { qp.attr.QKey = a.QKey }},
+		{ib.QPAttrQKey, func() {
+			qp.attr.QKey = a.QKey
+			qp.qkey.Store(uint64(a.QKey))
+		}},
 		{ib.QPAttrPathMTU, func() {
 			qp.setMTU(a.PathMTU)
 		}},
@@ -196,6 +199,7 @@ func (qp *QP) initAttrs() {
 		qp.attr.RNRRetry = transport.RNRForever
 	}
 	qp.peer.Store(0)
+	qp.qkey.Store(noQKey)
 }
 
 // reset discards all outstanding work, without completions, and the attributes. rxe_qp_reset keeps the attributes,

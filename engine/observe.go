@@ -430,6 +430,13 @@ func (r reporter) drop(b []byte, src netip.Addr, why counter) {
 	}
 }
 
+// refused reports datagrams that do not reach the queue pair. Any thread may call refused.
+func (r reporter) refused(b []byte, src netip.Addr, packets int, why counter) {
+	if qp := r.qp; qp.dev.observer != nil {
+		qp.dev.observePackets(r.foreignRef(), src, b, packets, why)
+	}
+}
+
 // observeUnknown reports packets for a number without a queue pair. b begins with the first packet.
 func (d *Device) observeUnknown(num uint32, src netip.Addr, b []byte, packets int) {
 	if d.observer != nil {

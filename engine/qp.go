@@ -103,6 +103,8 @@ type QP struct {
 	stateNow atomic.Uint32
 	// peer is a copy of attr.DestQPN for other threads.
 	peer atomic.Uint32
+	// qkey is the Q_Key that received datagrams need, for other threads; noQKey: the queue pair has none.
+	qkey atomic.Uint64
 	// psns holds the next expected PSN (<<32) and the next PSN to send, for other threads, as of the end of the last
 	// run.
 	psns atomic.Uint64

@@ -51,19 +51,28 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 			continue
 		}
 		num := roce.BTH(packets[0]).DestQPN()
+		qp, why := d.qp(num), counter(accept)
+		if qp != nil {
+			why = qp.refuses(packets[0])
+		}
 		n := 1
-		for n < len(packets) && len(packets[n]) >= roce.BTHLen && roce.BTH(packets[n]).DestQPN() == num {
+		for n < len(packets) && len(packets[n]) >= roce.BTHLen && roce.BTH(packets[n]).DestQPN() == num &&
+			(qp == nil || qp.refuses(packets[n]) == why) {
 			n++
 		}
-		switch qp := d.qp(num); {
+		switch {
 		case multicast:
 			if num == roce.QPNMulticast {
 				p.receiveGroup(d, a, packets[:n])
 			} else {
 				d.counters.add(cntDropNobody, n)
 			}
-		case qp != nil:
+		case qp != nil && why == accept:
 			p.arrive(qp, a, packets[:n])
+		case qp != nil:
+			d.countRefused(packets[0], n, why)
+			qp.report().refused(packets[0], a.Src, n, why)
+			d.refusesUnknown(num, a, packets[:n])
 		default:
 			d.counters.add(cntDropNobody, n)
 			d.observeUnknown(num, a.Src, packets[0], n)

@@ -168,9 +168,13 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 		qp.dev.counters.add(why, 1)
 		qp.trace.packet(traceDrop, b, uint32(why))
 		qp.report().drop(b, k.src, why)
-		if why == cntDropState && qp.state == ib.QPErr && k.Flags&(roce.FlagRequest|roce.FlagSRDETH) ==
-			roce.FlagRequest|roce.FlagSRDETH && qp.srd != nil {
-			qp.srd.refuseUnknown(k, roce.SRDAborted)
+		if k.Flags&(roce.FlagRequest|roce.FlagSRDETH) == roce.FlagRequest|roce.FlagSRDETH && qp.srd != nil {
+			switch {
+			case why == cntDropState && qp.state == ib.QPErr:
+				qp.srd.refuseUnknown(k, roce.SRDAborted)
+			case why == cntDropQKey: // in a train with packets that have the right Q_Key
+				qp.srd.refuseUnknown(k, roce.SRDBadDestQPN)
+			}
 		}
 		return
 	}
@@ -398,13 +402,28 @@ func (p *pass) send(qp *QP, list []*train) (int, bool) {
 	return n, ok
 }
 
+// refuses returns the reason for which a train does not reach the queue pair to, which may be nil, or accept.
+func (p *pass) refuses(qp, to *QP, t *train) counter {
+	switch {
+	case to == nil:
+		return cntDropNobody
+	case qp.datagram:
+		return to.refusesTrain(t)
+	}
+	return accept
+}
+
 // hand adds a train to the events of its destination, to, on a device of the Fabric. to is nil if there is none.
 func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
 	peer.countTrain(cntRxBytes, t)
-	if to == nil {
-		peer.counters.add(cntDropNobody, t.packets)
-		peer.observeUnknown(t.to, t.path.from.addr, t.span(0), t.packets)
+	if why := p.refuses(qp, to, t); why != accept {
+		peer.countRefused(t.span(0), t.packets, why)
+		if to == nil {
+			peer.observeUnknown(t.to, t.path.from.addr, t.span(0), t.packets)
+		} else {
+			to.report().refused(t.span(0), t.path.from.addr, t.packets, why)
+		}
 		if qp.srd != nil {
 			qp.srd.unknown(t)
 			p.wake(qp)

@@ -330,9 +330,12 @@ func (s *srd) respond(p *pass, y *srdReply) bool {
 	return true
 }
 
+// hasSRD reports whether the device has queue pairs of SRD.
+func (d *Device) hasSRD() bool { return slices.Contains(d.traits.QPTypes, ib.QPTypeSRD) }
+
 // refusesUnknown answers requests of SRD for a queue pair that does not exist, at most a few.
 func (d *Device) refusesUnknown(num uint32, a *link.Arrival, packets [][]byte) {
-	if !slices.Contains(d.traits.QPTypes, ib.QPTypeSRD) {
+	if !d.hasSRD() {
 		return
 	}
 	for _, data := range packets[:min(len(packets), maxUnknown)] {

@@ -147,7 +147,7 @@ func TestSRDStatuses(t *testing.T) {
 		}, abi.IOCompStatusLocalErrorUnreachRemote, false},
 		"wrong Q_Key": {func(a, b *program, ah uint16) {
 			a.send(1, ah, b.qp.Num(), 0, 8, func(m *abi.TXMetaDesc, _ *abi.TXBufDesc) { m.QKey++ })
-		}, abi.IOCompStatusLocalErrorUnreachRemote, false},
+		}, abi.IOCompStatusRemoteErrorBadDestQPN, false},
 		"no handle of the requester": {func(a, b *program, ah uint16) {
 			for h := range b.handles {
 				b.destroyAH(h)
