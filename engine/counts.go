@@ -46,6 +46,9 @@ func (d *Device) limitCounts() {
 		d.most[countQP] = 1<<(b-1) + 1
 		d.shares.room = 1<<b - minQPSlot
 	}
+	d.shares.name = countLimits[countQP].name
+	d.flows = userShares{room: allFlows, name: countLimits[countFlow].name}
+	d.requests = userShares{room: allRequests, name: "requests of SRD"}
 	if b := d.traits.AHBits; b != 0 {
 		d.most[countAH] = 1 << (b - 2)
 	}
@@ -73,10 +76,20 @@ func (c *objectCounts) add(k counted) error {
 // remove counts one object less. It may not sleep.
 func (c *objectCounts) remove(k counted) { c.now[k].Add(^uint32(0)) }
 
-// userShares divides the room of a small table among users. A user gets at most 5/8 of the room that the others leave,
-// so that each further user finds some.
+// The next constants bound the memory for SRD of all users of a device.
+const (
+	// allFlows is the room for flows and sources. Each takes up to 1 KB while it is idle.
+	allFlows = 1 << 16
+	// allRequests is the room for send work requests that were fetched, except the first of each queue pair. Each takes
+	// about 0.7 KB.
+	allRequests = 1 << 18
+)
+
+// userShares divides a limited room among users. A user gets at most 5/8 of the room that the others leave. Each
+// further user therefore finds some.
 type userShares struct {
 	room uint32 // 0: no limit
+	name string // plural, in errors
 
 	mu  sync.Mutex
 	all uint32
@@ -92,8 +105,8 @@ func (s *userShares) add(owner any) error {
 	defer s.mu.Unlock()
 	n := s.of[owner]
 	if left := s.room - (s.all - n); n >= left/8*5 {
-		return fmt.Errorf("the user has %d queue pairs on this device, and the device keeps %d for other users: %w",
-			n, left-n, syscall.ENOMEM)
+		return fmt.Errorf("the user has %d %s on this device, and the device keeps %d for other users: %w",
+			n, s.name, left-n, syscall.ENOMEM)
 	}
 	if s.of == nil {
 		s.of = map[any]uint32{}

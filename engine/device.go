@@ -98,17 +98,19 @@ type Device struct {
 	groups   groups
 	atomics  atomics
 
-	most    [numCounted]uint32 // limits of objects, constant
-	shares  userShares         // queue pairs by users
-	own     objectCounts       // objects of the consumers in this process
-	qps     table[QP]          // by the low bits of the number
-	mrs     table[mr]          // by key >> 8
-	mws     table[mw]          // likewise
-	ahs     table[ah]
-	srqs    table[srq]      // by the low bits of the number
-	keys    *keyGenerations // for mrs and mws; hw has the memory of keys, qpKeys and srqKeys
-	qpKeys  *keyGenerations
-	srqKeys *keyGenerations
+	most     [numCounted]uint32 // limits of objects, constant
+	shares   userShares         // queue pairs by users
+	flows    userShares         // flows and sources of SRD by users
+	requests userShares         // fetched requests of SRD by users
+	own      objectCounts       // objects of the consumers in this process
+	qps      table[QP]          // by the low bits of the number
+	mrs      table[mr]          // by key >> 8
+	mws      table[mw]          // likewise
+	ahs      table[ah]
+	srqs     table[srq]      // by the low bits of the number
+	keys     *keyGenerations // for mrs and mws; hw has the memory of keys, qpKeys and srqKeys
+	qpKeys   *keyGenerations
+	srqKeys  *keyGenerations
 
 	hw         *Hardware
 	stopped    atomic.Bool // the device executes nothing any more; see Hardware

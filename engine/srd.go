@@ -51,7 +51,8 @@ type srd struct {
 	random   transport.Random // chooses the paths
 	more     bool             // the next run fetches further requests
 	failures int              // number of calls of unreadable
-	charged  int              // number of flows and sources that count against the program
+	charged  int              // number of flows and sources that count against the program and its user
+	counted  int              // number of requests that count against the user
 
 	now      int64 // in ticks, when data were stored
 	deadline int64 // the earliest deadline of a flow, in ticks; 0: none
@@ -70,6 +71,8 @@ const (
 	fetchCost = 64
 	// maxFetches is the number of requests that one run of the queue pair fetches. The next run fetches more.
 	maxFetches = 128
+	// freeRequests is the number of requests that do not count against the user.
+	freeRequests = 16
 	// fewFlows is the number of flows that keep their memory while they are idle.
 	fewFlows = 64
 	// sourceIdle is the time in nanoseconds after which a source may be forgotten. No sender repeats a packet for so long.
@@ -211,6 +214,9 @@ func (s *srd) fetch() bool {
 		if _, some := qp.sq.Posted(); !some {
 			return false
 		}
+		if !s.chargeRequest() {
+			return false // the request stays in the queue until an earlier one has ended
+		}
 		s.requests = append(s.requests, new(srdRequest))
 		s.free = append(s.free, uint32(len(s.requests)-1))
 	}
@@ -288,20 +294,44 @@ func (s *srd) newFlow() *srdFlow {
 	return nil
 }
 
-// charge counts a flow or a source against the program. It returns false at the limit.
+// charge counts a flow or a source against the program and its user. It returns false at a limit.
 func (s *srd) charge() bool {
-	if s.qp.counts.add(countFlow) != nil {
+	qp := s.qp
+	if qp.counts.add(countFlow) != nil {
+		return false
+	}
+	if qp.dev.flows.add(qp.owner) != nil {
+		qp.counts.remove(countFlow)
 		return false
 	}
 	s.charged++
 	return true
 }
 
-// release forgets all flows and sources.
-func (s *srd) release() {
-	for ; s.charged > 0; s.charged-- {
-		s.qp.counts.remove(countFlow)
+// chargeRequest counts one more request against the user. It returns false at the limit. The first requests of a queue
+// pair do not count, so a user at the limit can still send on each queue pair.
+func (s *srd) chargeRequest() bool {
+	if len(s.requests) < freeRequests {
+		return true
 	}
+	if s.qp.dev.requests.add(s.qp.owner) != nil {
+		return false
+	}
+	s.counted++
+	return true
+}
+
+// release forgets all flows, sources and requests. No request is in use.
+func (s *srd) release() {
+	qp := s.qp
+	for ; s.charged > 0; s.charged-- {
+		qp.counts.remove(countFlow)
+		qp.dev.flows.remove(qp.owner)
+	}
+	for ; s.counted > 0; s.counted-- {
+		qp.dev.requests.remove(qp.owner)
+	}
+	s.requests, s.free = nil, nil
 	s.flows, s.sources = nil, newSRDSources()
 	clear(s.byPeer)
 }
@@ -709,7 +739,6 @@ func (s *srd) closeFlows() {
 // reset forgets everything.
 func (s *srd) reset() {
 	s.closeFlows()
-	s.requests, s.free = nil, nil
 	s.due, s.refusals, s.reading, s.storing = nil, nil, nil, nil
 	s.release()
 }

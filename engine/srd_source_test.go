@@ -76,17 +76,42 @@ func TestSRDSources(t *testing.T) {
 	}
 }
 
-// TestSRDRelease tests that a queue pair gives back all flows and sources that it has counted.
+// TestSRDRelease tests the limits of a program and of its user, and that a queue pair gives back all flows, sources and
+// requests that it has counted.
 func TestSRDRelease(t *testing.T) {
-	counts := &objectCounts{most: &[numCounted]uint32{countFlow: 3}}
-	s := &srd{qp: &QP{counts: counts}, byPeer: map[srdPeer]*srdFlow{}}
-	for i := range 4 {
-		if got, want := s.charge(), i < 3; got != want {
-			t.Errorf("flow %d: got room %t, want %t", i, got, want)
+	d := &Device{flows: userShares{room: 32}, requests: userShares{room: 8}}
+	newProgram := func(user string) *srd {
+		counts := &objectCounts{most: &[numCounted]uint32{countFlow: 12}}
+		return &srd{qp: &QP{dev: d, owner: user, counts: counts}, byPeer: map[srdPeer]*srdFlow{}}
+	}
+	a, a2, b := newProgram("a"), newProgram("a"), newProgram("b")
+	for i, tt := range []struct {
+		s    *srd
+		want int // the limit of the program, the rest of the user's share, and the share of another user
+	}{{a, 12}, {a2, 8}, {b, 5}} {
+		for tt.s.charge() {
+		}
+		if tt.s.charged != tt.want {
+			t.Errorf("flows of program %d: got %d, want %d", i, tt.s.charged, tt.want)
 		}
 	}
-	s.release()
-	if n := counts.now[countFlow].Load(); n != 0 {
-		t.Errorf("flows after release: got %d, want 0", n)
+	n := 0
+	for range 2 * freeRequests {
+		if a.chargeRequest() {
+			a.requests = append(a.requests, new(srdRequest))
+			n++
+		}
+	}
+	if want := freeRequests + 5; n != want {
+		t.Errorf("requests of a user: got %d, want %d", n, want)
+	}
+	for _, s := range []*srd{a, a2, b} {
+		s.release()
+		if n := s.qp.counts.now[countFlow].Load(); n != 0 {
+			t.Errorf("flows after release: got %d, want 0", n)
+		}
+	}
+	if d.flows.all != 0 || d.requests.all != 0 {
+		t.Errorf("shares after release: got %d flows and %d requests, want 0", d.flows.all, d.requests.all)
 	}
 }
