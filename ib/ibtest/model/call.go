@@ -37,6 +37,7 @@ type callHazards struct {
 	read    []Span // sources of READs
 	keys    map[uint32]bool
 	to      *ib.GID         // destination of the datagrams
+	got     map[ID][]Span   // memory of the datagrams, by destination
 	claims  map[ID][]uint64 // requests of SRD that need a receive, by destination
 	ended   map[uint32]bool // local keys that a SEND with invalidate has ended
 }
@@ -70,6 +71,19 @@ func (r *CallRecord) recordStore(s *Send, spans []Span) {
 		r.markResultUndefined("a request stores where an earlier READ of the same call reads")
 	}
 	r.hazards.stored = append(r.hazards.stored, spans...)
+}
+
+// recordDatagram records that a queue pair stores a datagram. Different queue pairs store their datagrams in any order.
+func (r *CallRecord) recordDatagram(p ID, spans []Span) {
+	if r.hazards.got == nil {
+		r.hazards.got = map[ID][]Span{}
+	}
+	for other, got := range r.hazards.got {
+		if other != p && spansOverlap(got, spans) {
+			r.markResultUndefined("different queue pairs receive datagrams of one call in the same memory")
+		}
+	}
+	r.hazards.got[p] = append(r.hazards.got[p], spans...)
 }
 
 // recordFetch records that a request reads memory at the responder and stores it at the requester.

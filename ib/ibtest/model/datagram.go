@@ -45,7 +45,6 @@ func (x *requestExecutor) sendMulticast(q *QP, s *Send, src *messageSource) {
 	if s.QPN != multicastQPN {
 		x.call.markResultUndefined("a datagram for a group with the number of a queue pair")
 	}
-	var stored []Span
 	for _, p := range x.queues.sortedQPs() {
 		if !slices.Contains(x.queues.Groups[s.to.GRH.DGID], p.ID) || !acceptsDatagram(p, q, s) {
 			continue
@@ -53,11 +52,7 @@ func (x *requestExecutor) sendMulticast(q *QP, s *Send, src *messageSource) {
 		if p == q {
 			x.call.markResultUndefined("a member of a group sends to it")
 		}
-		to := x.deliverDatagram(q, p, s, src)
-		if spansOverlap(stored, to) {
-			x.call.markResultUndefined("members of a group receive in the same memory")
-		}
-		stored = append(stored, to...)
+		x.deliverDatagram(q, p, s, src)
 	}
 }
 
@@ -70,8 +65,8 @@ func acceptsDatagram(p, q *QP, s *Send) bool {
 	return p.Type == q.Type && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey
 }
 
-// deliverDatagram stores a datagram in the first receive of a queue pair, and returns its memory.
-func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
+// deliverDatagram stores a datagram in the first receive of a queue pair.
+func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource) {
 	r, n := x.queues.recvQueueOf(p), uint64(len(src.data))
 	shared := x.queues.SRQs[p.SRQ]
 	if shared != nil && shared.taker != 0 && shared.taker != p.ID { // also if no receive is left for this one
@@ -80,7 +75,7 @@ func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource)
 	}
 	if len(r.recvs) == 0 {
 		x.recordLostMessage()
-		return nil
+		return
 	}
 	if shared != nil {
 		shared.taker = p.ID
@@ -99,10 +94,11 @@ func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource)
 	case to.n < GRHLen+n:
 		x.call.recordKeptReceive(p)
 		x.recordLostMessage()
-		return nil // lost; the receive stays (class D of 9.9.3)
+		return // lost; the receive stays (class D of 9.9.3)
 	default:
 		x.call.recordOverlap(to.spans, src.spans)
 		x.call.recordStore(s, to.spans)
+		x.call.recordDatagram(p.ID, to.spans)
 		x.scatterBytes(to.spans, GRHLen, src.data)
 		for _, t := range clipSpans(to.spans, GRHLen) {
 			x.mem.allowAlternative(t.Addr, t.Len, nil)
@@ -110,7 +106,6 @@ func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource)
 	}
 	x.call.countServedQP(q)
 	x.completeRecv(p, w, s.Flags&ib.SendSolicited != 0)
-	return to.spans
 }
 
 // AttachMcast adds a queue pair to a multicast group.
