@@ -104,10 +104,10 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	case len(q.Sends) >= int(q.Cap.MaxSendWR), got == syscall.ENOMEM && len(q.unproved) >= int(q.Cap.MaxSendWR):
 		return syscall.ENOMEM
 	}
-	local := s.Op == ib.WRBindMW || s.Op == ib.WRRegMR
+	local := s.changesKeys()
 	switch {
 	case local && q.waiting:
-		m.Call.markResultUndefined("a bind or registration behind a request that waits")
+		m.Call.markResultUndefined(localBehindReason)
 	case local && m.Call.done[q.ID] > 0 && q.State != ib.QPRTS:
 		m.Call.markResultUndefined("a bind or registration behind a request of the same call that fails")
 	case a != nil:
@@ -118,6 +118,12 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	m.Completions.checkCQRoom(q.SendCQ)
 	return 0
 }
+
+// changesKeys reports whether a request is a bind or a registration. A device may execute it before earlier requests
+// have completed.
+func (s *Send) changesKeys() bool { return s.Op == ib.WRBindMW || s.Op == ib.WRRegMR }
+
+const localBehindReason = "a bind or registration behind a request that waits"
 
 // mayBeRefused reports whether a driver may refuse a request at once that it could also accept.
 func (m *Model) mayBeRefused(q *QP, s *Send) bool {
@@ -200,6 +206,9 @@ func (x *requestExecutor) executeFirstSend(q *QP) bool {
 	status, n, wait := x.executeSendWR(q, &s)
 	q.begun = false
 	if wait {
+		if slices.ContainsFunc(q.Sends, func(s Send) bool { return s.changesKeys() }) {
+			x.call.markResultUndefined(localBehindReason)
+		}
 		q.Sends = slices.Insert(q.Sends, 0, s)
 		q.waiting = true
 		if first := q.Sends[0].ID; q.since == 0 || q.waitsFor != first {
