@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"verbena/ib"
 )
@@ -47,6 +49,19 @@ func TestCorrectDriversPass(t *testing.T) {
 			}, Bubble(), Load(1), Seeds(100))
 		})
 	}
+}
+
+// TestGrowthIsMeasuredInRealTime checks that the search for leaks waits for the growth of the rest of the process. The
+// rest does not run on the virtual time of a bubble.
+func TestGrowthIsMeasuredInRealTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const period = 20 * time.Millisecond
+		began := systemTime()
+		growthDuring(period)
+		if took := systemTime() - began; took < period {
+			t.Errorf("growthDuring(%v): it took %v", period, took)
+		}
+	})
 }
 
 // setDeviceLimits gives the device the limits of small hardware for SEND.
