@@ -21,7 +21,7 @@ func qkeyOf(qp *QP) uint32 {
 	return qp.attr.QKey
 }
 
-// noQKey is the value of QP.qkey without a Q_Key: in RESET, and of the GSI queue pair, which has a fixed one.
+// noQKey is the value of QP.qkey in RESET.
 const noQKey = 1 << 32
 
 // refuses returns the reason for which the queue pair drops a datagram, or accept, as far as another thread can tell.

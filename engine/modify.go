@@ -122,7 +122,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},
 		{ib.QPAttrQKey, func() {
 			qp.attr.QKey = a.QKey
-			qp.qkey.Store(uint64(a.QKey))
+			qp.qkey.Store(uint64(qkeyOf(qp)))
 		}},
 		{ib.QPAttrPathMTU, func() {
 			qp.setMTU(a.PathMTU)

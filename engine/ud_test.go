@@ -143,7 +143,8 @@ func TestViolations(t *testing.T) {
 	})
 }
 
-// newGSI creates and starts the GSI queue pair of a node.
+// newGSI creates and starts the GSI queue pair of a node. The Q_Key that it sets has no effect, because the queue pair
+// has a fixed one.
 func newGSI(n *node) *ib.QP {
 	n.t.Helper()
 	qp, err := n.pd.CreateQP(ib.QPInitAttr{
@@ -155,7 +156,7 @@ func newGSI(n *node) *ib.QP {
 		s ib.QPState
 		m ib.QPAttrMask
 	}{{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrQKey}, {ib.QPRTR, 0}, {ib.QPRTS, ib.QPAttrSQPSN}} {
-		check(n.t, qp.Modify(ib.QPAttr{State: a.s, QKey: roce.GSIQKey}, a.m|ib.QPAttrState))
+		check(n.t, qp.Modify(ib.QPAttr{State: a.s, QKey: testQKey}, a.m|ib.QPAttrState))
 	}
 	return qp
 }
