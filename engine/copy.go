@@ -115,6 +115,7 @@ func (g *gather) flush(qp *QP) (ok bool) {
 	if g.from == nil {
 		return true
 	}
+	g.p.storeHeldFor(qp, g.from, g.addr, g.n)
 	switch mem := g.from.direct(g.addr, g.n); {
 	case mem == nil:
 		g.p.fill(qp) // the copy may block
@@ -206,6 +207,7 @@ func (r *requester) read(p *pass) bool {
 			return g.flush(r.qp)
 		}
 		a.from = nil
+		p.storeHeldFor(r.qp, g.from, g.addr, n)
 		p.enter(r.qp)
 		err := g.from.read([][]byte{a.buf[:n]}, g.addr, n)
 		p.leave()
@@ -291,11 +293,55 @@ func (s *scatter) flush(direct bool) (ok bool) {
 	} else {
 		ok = s.to.write(s.vec, s.addr, s.n) == nil
 	}
+	s.end()
+	return ok
+}
+
+// hold passes the collected payloads of RDMA WRITEs to a holder. It returns false if they must be written.
+func (s *scatter) hold(h ib.WriteHolder) bool {
+	if s.kind != scatterWrite || !s.to.contains(s.addr, s.n) || !h.HoldWrite(s.to.region, s.addr+s.to.shift, s.vec) {
+		return false
+	}
+	s.end()
+	return true
+}
+
+// end ends the access.
+func (s *scatter) end() {
 	s.to.put()
 	s.to = nil
 	clear(s.vec)
 	s.vec, s.n = s.vec[:0], 0
-	return ok
+}
+
+// storeHeld stores the data that the holder of a queue pair has from its peer.
+func (p *pass) storeHeld(qp *QP) {
+	if qp.writes == nil {
+		return
+	}
+	p.fill(qp) // the store may block
+	p.enter(qp)
+	qp.writes.StoreWrites()
+	p.leave()
+}
+
+// storeHeldFor stores the held data for a range that is about to be read or changed.
+func (p *pass) storeHeldFor(qp *QP, g *grant, addr, n uint64) {
+	if qp.writes == nil || !g.contains(addr, n) {
+		return
+	}
+	p.fill(qp)
+	p.enter(qp)
+	qp.writes.StoreRange(g.region, addr+g.shift, n)
+	p.leave()
+}
+
+// storeHeldByKeys stores all held data of the program's queue pairs after a key has ended: the memory may be the
+// program's again. It may wait for the program.
+func (qp *QP) storeHeldByKeys() {
+	if qp.writes != nil {
+		qp.writes.StoreRange(nil, 0, 0)
+	}
 }
 
 // store collects data for the memory of a list of elements, from the off-th byte on. The data may be written later,
@@ -354,7 +400,10 @@ func (p *pass) settle(qp *QP) bool {
 	}
 	kind, psn := s.kind, s.psn
 	p.enter(qp)
-	ok := s.flush(p.inline)
+	if qp.writes != nil && kind == scatterSend {
+		qp.writes.StoreWrites()
+	}
+	ok := qp.writes != nil && s.hold(qp.writes) || s.flush(p.inline)
 	p.leave()
 	if ok {
 		return true

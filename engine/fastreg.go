@@ -105,6 +105,7 @@ func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 		case wrRegMR:
 			w.status = r.fastReg(&w.Bind)
 		}
+		qp.storeHeldByKeys()
 		p.leave()
 		if w.status != uapi.WCSuccess {
 			return true // completes with this status after the earlier requests

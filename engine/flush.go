@@ -32,6 +32,8 @@ func (r *responder) executeAtomicWrite(p *pass, k *packet) (verdict, transport.C
 	if g == nil {
 		return denied, transport.CheckRKey
 	}
+	p.storeHeld(qp)
+	p.storeHeldFor(qp, g, h.VA(), atomicLen)
 	p.enter(qp)
 	err := g.atomicWrite(h.VA(), k.Payload)
 	p.leave()
@@ -83,6 +85,7 @@ func (r *responder) executeFlush(p *pass, k *packet) (verdict, transport.Check) 
 	case !p.settle(qp):
 		return refused, transport.CheckLocal
 	}
+	p.storeHeld(qp)
 	r.rcv.Answer(&transport.Answer{Kind: transport.Flush, Packets: 1})
 	return accepted, 0
 }

@@ -75,6 +75,7 @@ type QP struct {
 	ctx    *userContext   // nil for a consumer in this process
 	user   ib.UserContext // the context for which a wrapper of the driver posts requests; nil: none
 	refill func()         // posts receives when the receive queue is empty; may be nil
+	writes ib.WriteHolder // may be nil
 	counts *objectCounts  // see Device.counts
 	owner  any            // the user, for Device.shares; nil: the consumers in this process
 	listed int            // index in its directory; under directory.mu
@@ -155,6 +156,9 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, service: kind, pd: domain(init.PD), ctx: d.context(u),
 		sigAll: init.SigAll, user: init.User, refill: init.Refill,
+	}
+	if init.Type != ib.QPTypeSRD {
+		qp.writes = init.Writes
 	}
 	qp.counts = d.counts(qp.ctx)
 	switch {

@@ -328,10 +328,12 @@ func (r *responder) executeSend(p *pass, k *packet, a *transport.Arrival) (verdi
 	if !p.settle(qp) {
 		return refused, transport.CheckLocal
 	}
+	p.storeHeld(qp)
 	wc := uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(r.wqe.filled)}
 	if h := k.IETH(); h != nil {
 		p.enter(qp)
 		ended := qp.invalidate(h.RKey())
+		qp.storeHeldByKeys()
 		p.leave()
 		if !ended {
 			r.notInvalidated()
@@ -382,6 +384,7 @@ func (r *responder) executeWrite(p *pass, k *packet, a *transport.Arrival) (verd
 	if !p.settle(qp) {
 		return refused, transport.CheckLocal
 	}
+	p.storeHeld(qp)
 	wc := uapi.WC{
 		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
 	}
@@ -447,6 +450,8 @@ func (r *responder) executeAtomic(p *pass, k *packet) (verdict, transport.Check)
 	if m == nil {
 		return denied, transport.CheckRKey
 	}
+	p.storeHeld(qp)
+	p.storeHeldFor(qp, m, h.VA(), atomicLen)
 	p.enter(qp)
 	result, err := m.atomic(k.Opcode, h)
 	p.leave()
@@ -517,6 +522,7 @@ func (r *responder) reply(p *pass) (room bool) {
 // cannot be read; the queue pair is then in error.
 func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	qp := r.qp
+	p.storeHeld(qp)
 	mark := 0 // packets of the train that stay if the memory cannot be read
 	if p.build.t != nil {
 		mark = p.build.t.packets

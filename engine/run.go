@@ -466,16 +466,16 @@ func (p *pass) deliver(to *QP, t *train) bool {
 	return true
 }
 
-// storesDirectly reports whether a write by a key waits for no program. If the key refers to other memory by the time
-// of the store, the store may fail: in between, the key has referred to no memory, and the peer is refused as at that
-// time.
+// storesDirectly reports whether a write by a key waits for no program, and for no data of earlier writes. If the key
+// refers to other memory by the time of the store, the store may fail: in between, the key has referred to no memory,
+// and the peer is refused as at that time.
 func (qp *QP) storesDirectly(key uint32) bool {
 	g := qp.memory(qp.resp.domain(), key, ib.AccessRemoteWrite)
 	if g == nil {
 		return true
 	}
 	defer g.put()
-	return g.direct(g.first, g.length) != nil
+	return qp.writes == nil && g.direct(g.first, g.length) != nil
 }
 
 // endDelivery puts the receiver into the run queue. Earlier, the watchdog could have given it from the run queue to

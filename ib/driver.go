@@ -338,6 +338,22 @@ type SendQueuer interface {
 	QueueSend(wrs []SendWR) (n int, err error)
 }
 
+// WriteHolder holds the data of RDMA WRITEs that the peer of a queue pair has sent, and stores them later. The peer's
+// request may complete before. The driver holds no lock when it calls a method. A method may wait for the memory of the
+// queue pair's program, like umem.Region.WriteV, and for nothing else.
+type WriteHolder interface {
+	// HoldWrite takes a copy of data for a range of a region, before the driver stores them, and returns true. If it
+	// returns false, the driver stores the data.
+	HoldWrite(r *umem.Region, iova uint64, data [][]byte) bool
+	// StoreWrites stores all data that the queue pair holds. The driver calls it before it executes another request of
+	// the peer than a WRITE: before it stores the data of a SEND, completes a receive, answers a READ, or changes a word.
+	StoreWrites()
+	// StoreRange stores the data for a part of a range that the queue pairs of the program hold. The driver calls it
+	// before it reads the range or changes a word in it. It calls it for a nil region, which stands for all memory, after
+	// a key has ended.
+	StoreRange(r *umem.Region, iova, n uint64)
+}
+
 // Refiller is implemented by a Driver that calls [DriverQPInit.Refill].
 type Refiller interface {
 	// CallsRefill has no effect.

@@ -249,6 +249,8 @@ type DriverQPInit struct {
 	// because the receive queue is empty. The driver calls Refill on the thread that executes the message, without a lock
 	// that PostRecv takes. Refill may not sleep, and calls no other method of the driver.
 	Refill func()
+	// Writes, if not nil, may hold the data of the peer's RDMA WRITEs. A driver may ignore it.
+	Writes WriteHolder
 	// FixedNumber makes the number independent of random numbers, so that it equals that of another device with the same
 	// history. A driver may ignore it.
 	FixedNumber bool

@@ -15,6 +15,7 @@ var notVerbs = map[string]bool{
 	"Driver.EnterError": true, "UserContexter.AllocUserContext": true, "UserContexter.DeallocUserContext": true,
 	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "Refiller.CallsRefill": true,
 	"SendQueuer.QueueSend": true, "LibraryFaulter.LibraryFault": true,
+	"WriteHolder.HoldWrite": true, "WriteHolder.StoreWrites": true, "WriteHolder.StoreRange": true,
 	"CQCounter.Waiting": true, "QPPeeker.Peek": true, "UserQP.TakeBack": true,
 	"MethodDriver.Methods": true,
 	// The next entries are functions of the midlayer that drivers call.

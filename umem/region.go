@@ -214,6 +214,9 @@ func (r *Region) IOVA() uint64 { return r.iova }
 // Addr returns the address of the first byte in the space. For a list it is the address of the first range.
 func (r *Region) Addr() uint64 { return r.addr }
 
+// Contiguous reports whether the region is one range of addresses.
+func (r *Region) Contiguous() bool { return r.list == nil }
+
 // Len returns the length in bytes.
 func (r *Region) Len() uint64 { return r.length }
 
