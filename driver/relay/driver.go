@@ -447,7 +447,11 @@ func (d *driver) AllocMW(h ib.MWHandle, of ib.DriverPD, kind ib.MWType, u *ib.Ud
 
 // Dealloc implements ib.DriverMW.
 func (w *mw) Dealloc() error {
-	if err := w.DriverMW.Dealloc(); err != nil {
+	err := w.DriverMW.Dealloc()
+	if x, ok := w.p.weak.(weak.Writes); ok { // the memory of the window may belong to the program again
+		x.EndWrites()
+	}
+	if err != nil {
 		return err
 	}
 	if w.checked != nil {

@@ -45,6 +45,7 @@ const (
 	EventAtomic              // an atomic operation on the region
 	EventCall                // a call that creates, changes, queries or destroys an object
 	EventPost                // a post of any request to the device
+	EventWrite               // a store of data of the peer's WRITEs
 	// The next events are faults of a packet. Seq is its number among the packets of the object.
 	EventDrop
 	EventDuplicate
@@ -57,7 +58,7 @@ const (
 var (
 	objectNames = [...]string{"", "qp", "cq", "mr", "responder"}
 	eventNames  = [...]string{"", "send", "recv", "hold", "flush", "event", "drain", "poll", "atomic", "call",
-		"post", "drop", "duplicate", "corrupt", "jitter", "reorder", "rnr"}
+		"post", "write", "drop", "duplicate", "corrupt", "jitter", "reorder", "rnr"}
 )
 
 // Point is a point at which a device decides.
@@ -124,6 +125,8 @@ var Points = []PointKind{
 	{FailedRequest, ObjectQP, EventSend, 255, "the request failed with status %d"},
 	{FailedRequest, ObjectQP, EventFlush, flushDelays, "its flush was reported %d steps late"},
 	{FailedRequest, ObjectQP, EventRecv, flushDelays, "its flush was reported %d steps late"},
+	{LateWrite, ObjectQP, EventWrite, maxSteps, "the data of a WRITE were stored %d steps late, after its completion"},
+	{OutOfOrder, ObjectQP, EventWrite, maxSteps, "the data of a WRITE were stored %d steps late, after those of later WRITEs"},
 	{FailedCall, WholeDevice, EventCall, 1, "the call failed"},
 	{FailedDevice, WholeDevice, EventPost, 1, "the device failed after the post"},
 	{FailedPost, WholeDevice, EventPost, 1, "the post was refused"},

@@ -130,6 +130,7 @@ type driver struct {
 	ordinal    uint32        // number of weak devices created before; 0 with a Relay, whose devices have a Seed each
 	forced     map[Point]int // this device's part of Decisions
 	registered atomic.Bool   // the device has had a region
+	heldBytes  atomic.Int64  // bytes of WRITEs that queue pairs hold
 
 	// mu protects the tables. No function of the inner driver is called with mu held.
 	mu     sync.Mutex
@@ -364,6 +365,7 @@ func (d *driver) runDelayStep() {
 	}
 	d.mu.Unlock()
 	more := d.stepDelayedWrites()
+	more = d.stepWrites() || more
 	more = d.runRepeatSteps() || more
 	for _, q := range qps {
 		more = q.runSendStep(false) || more

@@ -72,6 +72,8 @@ var litmusTests = []litmusTest{
 	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollHeaderOfWrite},
 	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailerOfWrite},
 	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", incrementByProcessor},
+	{weak.LateWrite, "reads the target of a WRITE when the WRITE has completed", readWrittenEarly},
+	{weak.OutOfOrder, "polls the flag of a second WRITE, and reads the data of the first", pollSecondWrite},
 	{weak.LimitsEFA, "requests 3 gather elements, and no fewer", requestCap(ib.QPCap{MaxSendSGE: 3})},
 	{weak.LimitsEFA, "requests 33 bytes inline, and no fewer", requestCap(ib.QPCap{MaxInlineData: 33})},
 	{weak.LimitsMLX5, "keeps 17 READs in flight, and no fewer", requestReads(17)},
@@ -1005,6 +1007,62 @@ func requestReads(n uint8) func(w *connectedDevice, wrong bool) error {
 	}
 }
 
+// readWrittenEarly writes the memory of a peer, which reads it when the requester, or with a message the peer, has a
+// completion.
+func readWrittenEarly(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	for i := range byte(queueDepth) {
+		fillBytes(from.b, i+1)
+		if err := a.postAndAwait(to.transferTo(ib.WRRDMAWrite, from)); err != nil {
+			return err
+		}
+		if !wrong {
+			b.postReceive(0, w.newBuffer(private))
+			a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled})
+			b.w.pollCompletions(b.recv, 1)
+			w.pollCompletions(a.send, 1)
+		}
+		if got := racyByte(to.b, 0); got != i+1 {
+			return fmt.Errorf("WRITE %d: the target has %d, want %d", i, got, i+1)
+		}
+	}
+	return nil
+}
+
+// pollSecondWrite writes data and then a flag. The peer waits for the flag, or for a message.
+func pollSecondWrite(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from, data, flag := w.newBuffer(shared), w.newBuffer(shared), w.newBuffer(shared)
+	for i := range byte(queueDepth) {
+		fillBytes(from.b, i+1)
+		a.postSend(data.transferTo(ib.WRRDMAWrite, from))
+		a.postSend(flag.transferTo(ib.WRRDMAWrite, from))
+		if !wrong {
+			b.postReceive(0, w.newBuffer(private))
+			a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled})
+			w.pollCompletions(b.recv, 1)
+			w.pollCompletions(a.send, 1)
+		}
+		if !testutil.PollUntil(func() bool { return racyByte(flag.b, 0) == i+1 }) {
+			return fmt.Errorf("WRITE %d: the flag did not come", i)
+		}
+		if got := racyByte(data.b, 0); got != i+1 {
+			return fmt.Errorf("WRITE %d: the flag is set, and the data are those of WRITE %d", i, got)
+		}
+		w.pollCompletions(a.send, 2)
+	}
+	return nil
+}
+
+// innerOf returns the driver with which a choice has an effect.
+func innerOf(c weak.Choice) ibtest.NewDevice {
+	if weak.Of(weak.LateWrite, weak.OutOfOrder).Has(c) {
+		return newRXE
+	}
+	return newLoopback
+}
+
 const litmusSeeds = 5
 
 // TestLitmusProgramsDetectChoices runs the incorrect consumer of each row. The consumer must work on a device without
@@ -1024,17 +1082,19 @@ func TestLitmusProgramsDetectChoices(t *testing.T) {
 				}
 			}
 			failed := 0
+			device := func(seed uint64, set weak.Set) ibtest.NewDevice {
+				return newWeakFactory(innerOf(l.choice), weak.Config{Seed: seed, Choices: set})
+			}
 			for seed := range uint64(litmusSeeds) {
 				for _, set := range []weak.Set{weak.Of(l.choice), weak.All} {
-					if err := run("right", newWeakFactory(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
+					if err := run("right", device(seed, set), false); err != nil {
 						t.Errorf("correct consumer with seed %d and choices %b: got %v, want nil", seed, set, err)
 					}
 				}
-				if run("wrong", newWeakFactory(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
+				if run("wrong", device(seed, weak.Of(l.choice)), true) != nil {
 					failed++
 				}
-				if err := run("other choices", newWeakFactory(newLoopback,
-					weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
+				if err := run("other choices", device(seed, weak.All&^weak.Of(l.choice)), false); err != nil {
 					t.Errorf("correct consumer with seed %d without the choice: got %v, want nil", seed, err)
 				}
 			}

@@ -203,6 +203,7 @@ func (m *mr) Dereg() error {
 		return err
 	}
 	m.atomics.finishDelayedWrite()
+	m.d.EndWrites()
 	m.d.mu.Lock()
 	if m.d.mrs[m.key] == m {
 		delete(m.d.mrs, m.key)
@@ -239,6 +240,7 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 		return errors.Join(err, shadow.deregister())
 	}
 	m.atomics.finishDelayedWrite()
+	m.d.EndWrites()
 	m.mu.Lock()
 	for len(m.poisoned) > 0 {
 		m.poisoned[0].restoreFormerBytes(0)

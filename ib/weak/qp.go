@@ -41,6 +41,7 @@ type qp struct {
 	sourceHolds, completionHolds, readHolds holdPlan
 
 	events eventDelays
+	writes heldWrites
 
 	// The next fields are protected by driver.mu.
 	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
@@ -98,6 +99,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	q.events.qp = q
 	if d.hasChoice(LateEvent) {
 		h = h.Redirect(q.events.delayEvent)
+	}
+	if d.holdsWrites() {
+		init.Writes = q
 	}
 	var err error
 	if q.DriverQP, err = d.Driver.CreateQP(h, init, nil); err != nil {
@@ -279,6 +283,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		return err
 	}
 	executeAllWrites()
+	q.StoreWrites()
 	q.recordConnection(attr, mask)
 	if mask&ib.QPAttrState == 0 {
 		return nil
@@ -341,6 +346,7 @@ func (q *qp) Destroy() error {
 		return err
 	}
 	executeAllWrites()
+	q.StoreWrites()
 	q.freeAHCopies(held...)
 	q.d.dropRequests(held...)
 	q.events.endDelays(false)

@@ -37,6 +37,8 @@ const (
 	FailedDevice
 	FailedPost
 	SameNumbers
+	LateWrite
+	OutOfOrder
 	LimitsEFA
 	LimitsMLX5
 	LimitsBNXT
@@ -253,6 +255,21 @@ var Choices = [numChoices]Row{
 		"finds a queue pair, or a peer, of several devices by its number alone",
 	},
 	{
+		LateWrite, "late-write",
+		"completes some WRITEs before it stores their data; a later request of the connection other than a WRITE, and each read " +
+			"of the device, stores the data first",
+		"IBA 9.5: a later SEND, immediate or atomic of the connection proves that the data are in memory; IBA A19: FLUSH is " +
+			"for this purpose",
+		"treats the completion of a WRITE, or a message of another connection, as proof that the peer sees the data",
+	},
+	{
+		OutOfOrder, "ooo",
+		"stores the data of WRITEs of a connection in any order; a later request of the connection other than a WRITE, and each " +
+			"read of the device, stores the data first",
+		"ConnectX-7 and later with out-of-order placement; ibv_query_qp_data_in_order(3) says whether the data are in order",
+		"polls the memory of a WRITE as proof of an earlier WRITE, on an adapter that does not preserve their order",
+	},
+	{
 		LimitsEFA, "limits:efa",
 		"refuses a queue pair with more than 2 elements of a send, or 32 bytes inline",
 		"ibv_query_device(3): it may not be possible to use the maximum values; " +
@@ -284,7 +301,7 @@ var Choices = [numChoices]Row{
 }
 
 // Set is a set of choices.
-type Set uint32
+type Set uint64
 
 // InProcess is the set of choices for consumers in this process alone. Package driver/relay applies the other choices
 // to programs.
@@ -295,8 +312,9 @@ const InProcess = Set(1)<<EarlyNumbers | 1<<LateTarget | 1<<LateRead | 1<<Poison
 // device does not make them.
 const ByRules = Set(1) << PacketFault
 
-// OptIn is the set of the choices that imitate an adapter. A correct consumer may fail with them.
-const OptIn = Set(1)<<LimitsEFA | 1<<LimitsMLX5 | 1<<LimitsBNXT
+// OptIn is the set of the choices that imitate an adapter, and of LateWrite, which the tests of rdma-core do not
+// expect. A consumer that is correct on each common adapter may fail with them.
+const OptIn = Set(1)<<LateWrite | 1<<OutOfOrder | 1<<LimitsEFA | 1<<LimitsMLX5 | 1<<LimitsBNXT
 
 // All has every choice, except Faults, ByRules and OptIn.
 const All = (Set(1)<<numChoices - 1) &^ (Faults | ByRules | OptIn)

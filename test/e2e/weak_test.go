@@ -25,10 +25,15 @@ func TestWeakDeviceExposesMistakes(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "weak")
 	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
-	for _, mistake := range []string{"source", "polls", "length", "opcode", "fence", "order", "arm", "capacity", "keys"} {
+	for mistake, choices := range map[string]string{"source": "all", "polls": "all", "length": "all", "opcode": "all",
+		"fence": "all", "order": "all", "arm": "all", "capacity": "all", "keys": "all",
+		"written": "late-write", "flag": "ooo"} {
 		t.Run(mistake, func(t *testing.T) {
 			run := func(form string, flags ...string) string {
 				t.Helper()
+				if len(flags) > 0 {
+					flags = append(flags, "--weak-choices="+choices)
+				}
 				args := append(append([]string{"run"}, flags...), "--", program, mistake, form)
 				lines := strings.SplitAfter(w.mustRun(args...), "\n")
 				return lines[len(lines)-2]

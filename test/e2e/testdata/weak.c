@@ -63,12 +63,18 @@ static void close_side(struct side *s)
 	CHECK(!ibv_destroy_comp_channel(s->channel));
 }
 
+// post_at posts a request for len bytes at an offset of both buffers.
+static int post_at(struct side *from, struct side *to, enum ibv_wr_opcode op, unsigned flags, unsigned at, unsigned len)
+{
+	struct ibv_sge sge = {(uintptr_t)from->buf + at, len, from->mr->lkey};
+	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = flags,
+		.wr.rdma = {(uintptr_t)to->buf + at, to->mr->rkey}}, *bad;
+	return ibv_post_send(from->qp, &wr, &bad);
+}
+
 static int post(struct side *from, struct side *to, enum ibv_wr_opcode op, unsigned flags)
 {
-	struct ibv_sge sge = {(uintptr_t)from->buf, LEN, from->mr->lkey};
-	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = flags,
-		.wr.rdma = {(uintptr_t)to->buf, to->mr->rkey}}, *bad;
-	return ibv_post_send(from->qp, &wr, &bad);
+	return post_at(from, to, op, flags, 0, LEN);
 }
 
 static void post_recv(struct side *s)
@@ -90,6 +96,16 @@ static struct ibv_wc await_completion(struct side *s, int most)
 	}
 	fail("no completion");
 	abort();
+}
+
+// announce sends an empty message to the peer, and waits until both ends have its completion.
+static void announce(void)
+{
+	struct ibv_recv_wr wr = {0}, *bad;
+	CHECK(!ibv_post_recv(b.qp, &wr, &bad));
+	CHECK(!post_at(&a, &b, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 0));
+	CHECK(await_completion(&b, 0).status == IBV_WC_SUCCESS);
+	CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
 }
 
 static void expect_bytes(struct side *s, int value, const char *what)
@@ -191,6 +207,32 @@ static void order(int round)
 	CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
 }
 
+// written: treats the completion of a WRITE as proof that the peer sees the data.
+static void written(int round)
+{
+	memset(a.buf, round + 1, LEN);
+	CHECK(!post(&a, &b, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED));
+	CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
+	if (right)
+		announce();
+	expect_bytes(&b, round + 1, "the data are not there");
+}
+
+// flag: waits for the data of a second WRITE as proof of the first one.
+static void flag(int round)
+{
+	memset(a.buf, round + 1, LEN);
+	for (int i = 0; i < 2; i++)
+		CHECK(!post_at(&a, &b, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, i * LEN / 2, LEN / 2));
+	if (right)
+		announce();
+	while (*(volatile unsigned char *)&b.buf[LEN - 1] != round + 1)
+		;
+	expect_bytes(&b, round + 1, "the flag has overtaken the data");
+	for (int i = 0; i < 2; i++)
+		CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
+}
+
 // arm: arms an empty queue, and waits for an event without another poll.
 static void arm(int round)
 {
@@ -278,7 +320,7 @@ static const struct {
 	const char *name;
 	void (*run)(int round);
 } mistakes[] = {{"source", source}, {"polls", polls}, {"length", length}, {"opcode", opcode}, {"fence", fence},
-	{"order", order}, {"arm", arm}, {"capacity", capacity}, {"keys", keys}};
+	{"order", order}, {"arm", arm}, {"capacity", capacity}, {"keys", keys}, {"written", written}, {"flag", flag}};
 
 int main(int argc, char **argv)
 {
