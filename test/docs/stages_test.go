@@ -22,7 +22,12 @@ func TestStagesMatchWorkflow(t *testing.T) {
 		}
 		return strings.Split(m[1], separator)
 	}
-	stages := list("Makefile", makefile, `@scripts/stages (.*)`, " ")
+	var stages []string
+	for _, s := range list("Makefile", makefile, `@scripts/stages (.*)`, " ") {
+		if s != "wait" {
+			stages = append(stages, strings.TrimSuffix(s, `\&`))
+		}
+	}
 	jobs := list(".github/workflows/ci.yml", readPage(t, ".github/workflows/ci.yml"), `stage: \[(.*)\]`, ", ")
 	if !slices.Equal(stages, jobs) {
 		t.Errorf("stages: got %v in make test and %v in the workflow, want equal lists", stages, jobs)
@@ -34,20 +39,22 @@ func TestStagesMatchWorkflow(t *testing.T) {
 	}
 }
 
-// TestStagesRepeatFailures tests that the report of scripts/stages repeats the failures of a stage, and that the script
-// does not wait for a process that a stage has left behind.
+// TestStagesRepeatFailures tests that the report of scripts/stages repeats the failures of a stage, that the script
+// does not wait for a process that a stage has left behind, and that a stage with & runs beside the next one.
 func TestStagesRepeatFailures(t *testing.T) {
 	dir := t.TempDir()
 	fake := filepath.Join(dir, "make")
 	if err := os.WriteFile(fake, []byte(`#!/bin/sh
 case $2 in
 good) sleep 20 & echo $! >`+dir+`/pid;;
+long) while ! [ -e `+dir+`/next ]; do sleep 0.1; done; echo --- FAIL: TestB; exit 1;;
+next) touch `+dir+`/next;;
 bad) printf 'ok a\n--- FAIL: TestA\nverdict: b TestB has not ended\n\tTestB (1m2s)\nmuch more\n'; exit 2;;
 esac
 `), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(filepath.Join(repoRoot, "scripts/stages"), "good", "bad", "good")
+	cmd := exec.Command(filepath.Join(repoRoot, "scripts/stages"), "long&", "good", "next", "wait", "bad", "good")
 	cmd.Env = append(os.Environ(), "MAKE="+fake, "FAIL_FAST=")
 	out, err := os.CreateTemp(dir, "out")
 	if err != nil {
@@ -69,10 +76,14 @@ esac
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, end, _ := strings.Cut(string(b), "much more\n")
-	want := `^stage bad: FAILED\nstage good: ok\n\n` +
+	text := string(b)
+	if want := "stage good: ok\nstage next: ok\n--- FAIL: TestB\nstage long: FAILED\n"; !strings.HasPrefix(text, want) {
+		t.Errorf("output: got %q, want %q first", text, want)
+	}
+	_, end, _ := strings.Cut(text, "much more\n")
+	want := `^stage bad: FAILED\nstage good: ok\n\nlong: --- FAIL: TestB\n` +
 		`bad: --- FAIL: TestA\nbad: verdict: b TestB has not ended\nbad: \tTestB \(1m2s\)\n` +
-		`good +ok +0:0\d\nbad +FAILED +0:0\d\ngood +ok +0:0\d\n$`
+		`good +ok +0:0\d\nnext +ok +0:0\d\nlong +FAILED +0:0\d\nbad +FAILED +0:0\d\ngood +ok +0:0\d\n$`
 	if !regexp.MustCompile(want).MatchString(end) {
 		t.Errorf("end of the output: got\n%s\nwant a match for %s", end, want)
 	}
