@@ -56,7 +56,7 @@ type trackedRequest struct {
 	contents []*contents
 	sampled  bool // a program's send whose memory is compared, or would be
 	ownWrite memorySpan
-	finished bool        // for a program; under the queue's mu
+	finished bool        // under the queue's mu
 	visible  bool        // the completion is in the program's queue; under the mu of the work queue
 	stores   uint64      // for a receive of a program: number of the device's stores at the post
 	messages uint64      // number of messages that its queue pair had received at the post
@@ -278,22 +278,24 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 		if i >= n {
 			r.endOwnership()
 			w.uncountRead(r)
+			continue
 		}
-		if i < n {
-			r.end = w.seq
-			if r.watched && !r.finished {
-				w.o.k.program.sends.add(w, r)
-			}
+		r.end = w.seq
+		if r.finished {
+			continue
 		}
-	}
-	*queue = slices.DeleteFunc(*queue, func(r *trackedRequest) bool {
+		if r.watched {
+			w.o.k.program.sends.add(w, r)
+		}
 		// An unsignaled request completes only if it fails, so a program's may never need an entry.
-		if r.end == w.seq && cq != nil && (r.signaled || w.o.k.program == nil) {
+		if cq != nil && (r.signaled || w.o.k.program == nil) {
 			r.pending = cq
 			cq.pending.Add(1)
 		}
-		return r.end == 0 && slices.Contains(posted, r)
-	})
+	}
+	if n < len(posted) {
+		*queue = slices.DeleteFunc(*queue, func(r *trackedRequest) bool { return r.end == 0 && slices.Contains(posted, r) })
+	}
 	for len(*queue) > 2*room+64 {
 		w.finishRequest((*queue)[0])
 		*queue = (*queue)[1:]
