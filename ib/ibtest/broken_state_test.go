@@ -370,6 +370,64 @@ var memoryDefects = []driverDefect{
 		by: "Data/NothingAfterDestroy", says: "memory was written",
 	},
 	{
+		defect: "writes to the memory of a receive shortly after the queue pair went to RESET",
+		break_: func(d *wrongDriver) {
+			var late atomic.Pointer[ib.SGE]
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				if len(wrs[0].SGList) > 0 {
+					late.Store(&wrs[0].SGList[0])
+				}
+				return q.QP.PostRecv(wrs)
+			}
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				err := q.QP.Modify(a, m, nil)
+				if s := late.Load(); s != nil && m&ib.QPAttrState != 0 && a.State == ib.QPReset {
+					if m := d.regionAt(s.Addr); m != nil {
+						time.AfterFunc(200*time.Microsecond, func() { m.region.WriteV([][]byte{make([]byte, s.Length)}, s.Addr) })
+					}
+				}
+				return err
+			}
+		},
+		by: "Data/NothingAfterDestroy", says: "memory was written when the queue pair was in RESET",
+	},
+	{
+		defect: "sends the data of a request shortly after its queue pair went to RESET",
+		break_: func(d *wrongDriver) {
+			var from, to atomic.Pointer[ib.SGE]
+			var sender atomic.Pointer[wrongQP]
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				if len(wrs[0].SGList) > 0 {
+					to.Store(&wrs[0].SGList[0])
+				}
+				return q.QP.PostRecv(wrs)
+			}
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wrs[0].Opcode == ib.WRSend && len(wrs[0].SGList) > 0 {
+					from.Store(&wrs[0].SGList[0])
+					sender.Store(q)
+				}
+				return q.QP.PostSend(wrs)
+			}
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				err := q.QP.Modify(a, m, nil)
+				s, t := from.Load(), to.Load()
+				if q == sender.Load() && t != nil && m&ib.QPAttrState != 0 && a.State == ib.QPReset {
+					if source, target := d.regionAt(s.Addr), d.regionAt(t.Addr); source != nil && target != nil {
+						time.AfterFunc(100*time.Microsecond, func() {
+							b := make([]byte, min(s.Length, t.Length))
+							if source.region.ReadV([][]byte{b}, s.Addr) == nil {
+								target.region.WriteV([][]byte{b}, t.Addr)
+							}
+						})
+					}
+				}
+				return err
+			}
+		},
+		by: "Data/NothingAfterDestroy", says: "memory was read when the queue pair was in RESET",
+	},
+	{
 		defect: "continues accesses through a key after the deregistration of its region",
 		break_: func(d *wrongDriver) {
 			var last atomic.Pointer[ib.SendWR]

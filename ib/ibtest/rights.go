@@ -51,7 +51,7 @@ var rightsChecks = []ruleTest{
 	},
 	{
 		name: "Data/NothingAfterDestroy",
-		rule: "when Destroy of a queue pair has returned, nothing is written to memory in its name",
+		rule: "when Destroy of a queue pair, or its Modify to RESET, has returned, no memory of its requests is read or written",
 		test: testNoWriteAfterDestroy,
 	},
 	{
@@ -423,21 +423,67 @@ func testConcurrentAtomics(e *testEnv) {
 
 func testNoWriteAfterDestroy(e *testEnv) {
 	pd := e.newPD()
-	for round := range 6 * e.cfg.load {
-		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		for i := range e.queueLen / 2 {
-			p.postRecv(1, uint64(i), 512*i, 512)
-		}
+	ends := []struct {
+		when string
+		end  func(qp *ib.QP)
+	}{
+		{"when the queue pair had been destroyed", func(qp *ib.QP) { e.destroy(qp) }},
+		{"when the queue pair was in RESET", func(qp *ib.QP) { e.connector.resetQPs(qp) }},
+	}
+	for round := range 4 * e.cfg.load {
+		end := ends[round%len(ends)]
 		// The first messages have arrived, the others may be in flight.
-		for i := range e.queueLen / 2 {
-			p.postSend(0, uint64(i), 512)
+		arrived := round / len(ends) % (e.queueLen/2 + 1)
+		requests := func(side int, op ib.WROpcode) (p *pair, ok bool) {
+			p = e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+			for i := range e.queueLen / 2 {
+				if op == ib.WRSend {
+					p.postRecv(1, uint64(i), 512*i, 512)
+				}
+			}
+			clear(p.buf[0].b)
+			for i := range e.queueLen / 2 {
+				wr := p.newRDMARequest(uint64(i), op, p.buf[0].newSGL(512*i, 512), 512*i)
+				if !p.postIfSupported("RDMA", 0, wr) {
+					return p, false
+				}
+			}
+			for range arrived {
+				e.waitAnyCompletion(p.cqs[side])
+			}
+			return p, true
 		}
-		for range round % (e.queueLen/2 + 1) {
-			e.waitAnyCompletion(p.cqs[1])
+		p, _ := requests(1, ib.WRSend)
+		end.end(p.qps[1])
+		e.wantMemoryUnchanged(p.buf[1].b, end.when)
+		e.destroyQPs(p)
+
+		if p, ok := requests(0, ib.WRRDMARead); ok {
+			end.end(p.qps[0])
+			e.wantMemoryUnchanged(p.buf[0].b, end.when)
+			e.destroyQPs(p)
 		}
-		e.destroy(p.qps[1])
-		e.wantMemoryUnchanged(p.buf[1].b, "when the queue pair had been destroyed")
-		e.destroy(p.qps[0])
+
+		p, _ = requests(0, ib.WRSend)
+		end.end(p.qps[0])
+		copy(p.buf[0].b, bytes.Repeat([]byte{0xee}, len(p.buf[0].b)))
+		for range 3 {
+			yieldBriefly()
+		}
+		e.destroyQPs(p)
+		if bytes.IndexByte(p.buf[1].b, 0xee) >= 0 {
+			e.Fatalf("memory was read %s", end.when)
+		}
+	}
+}
+
+// destroyQPs destroys the queue pairs of a pair that still exist.
+func (e *testEnv) destroyQPs(p *pair) {
+	e.Helper()
+	for _, qp := range p.qps {
+		if slices.ContainsFunc(e.objects, func(o ownedObject) bool { return o.what == qp }) {
+			e.destroy(qp)
+		}
 	}
 }
 
