@@ -192,9 +192,10 @@ func (p *interactiveProgram) awaitBlockedPost() {
 
 // testStalledMemory tests that the calls of all users, and root's commands, return in time while memory does not
 // answer.
-func testStalledMemory(t *testing.T, serve []string, attack ...string) {
+func testStalledMemory(t *testing.T, serve, run []string, attack ...string) {
 	t.Parallel()
 	s := startAttackedService(t, serve...)
+	s.run = run
 	var a *interactiveProgram
 	if attack[0] == "stall-userfault" {
 		device := filepath.Join(filepath.Dir(s.socket), "userfaultfd")
@@ -261,9 +262,9 @@ func TestAttackStalledMemory(t *testing.T) {
 				op == "read" && path == "shortcut" && shortOrFullCount(0, 1) == 0 {
 				continue
 			}
-			t.Run(path+"/"+op, func(t *testing.T) { testStalledMemory(t, serve, "stall-region", op) })
+			t.Run(path+"/"+op, func(t *testing.T) { testStalledMemory(t, serve, nil, "stall-region", op) })
 		}
-		t.Run(path+"/userfaultfd", func(t *testing.T) { testStalledMemory(t, serve, "stall-userfault", "write") })
+		t.Run(path+"/userfaultfd", func(t *testing.T) { testStalledMemory(t, serve, nil, "stall-userfault", "write") })
 	}
 }
 
@@ -275,8 +276,11 @@ func TestAttackRemappedMemory(t *testing.T) {
 		if path == "wire" {
 			serve = []string{"--wire"}
 		}
-		t.Run(path, func(t *testing.T) { testStalledMemory(t, serve, "remap") })
+		t.Run(path, func(t *testing.T) { testStalledMemory(t, serve, nil, "remap") })
 	}
+	// The device holds the data of WRITEs, and stores them later.
+	held := []string{"--weak=1", "--weak-choices=late-write"}
+	t.Run("late-write", func(t *testing.T) { testStalledMemory(t, nil, held, "remap") })
 }
 
 // TestAttackIdleConnections tests that the service limits idle connections, and closes them. (B4)

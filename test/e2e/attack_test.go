@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,7 +67,8 @@ type attackedService struct {
 	t         *testing.T
 	program   string
 	neighbour *interactiveProgram
-	own       uint32 // if not 0, the service and all programs belong to this user
+	own       uint32   // if not 0, the service and all programs belong to this user
+	run       []string // the flags of the attacks' verbena run
 }
 
 // startAttackedService starts a shared service, with a neighbour that transfers data.
@@ -161,7 +163,7 @@ func (s *attackedService) mappedUID(uid uint32) uint32 {
 func (s *attackedService) startAttack(uid uint32, args ...string) *interactiveProgram {
 	s.t.Helper()
 	return startInteractiveProgram(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
-		append([]string{"run", "--", s.program}, args...)...))
+		slices.Concat([]string{"run"}, s.run, []string{"--", s.program}, args)...))
 }
 
 // startAttackOutside starts an attack program that does not run under `verbena run`.
