@@ -295,7 +295,7 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 		e.bytes += len(t.Buf)
 	}
 	port := qp.sport
-	if qp.srd != nil {
+	if qp.srd != nil && len(e.queue) > 0 { // the number of runs without packets depends on the scheduler
 		port = qp.srd.sourcePort()
 	}
 	for _, t := range e.queue {

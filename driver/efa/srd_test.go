@@ -314,7 +314,7 @@ func TestSRDPeerDies(t *testing.T) {
 // TestSRDPaths tests that packets of a flow leave from several source ports, the same ones with the same seed, and that
 // requests succeed if the packets of one port are lost.
 func TestSRDPaths(t *testing.T) {
-	sent := func(t *testing.T, seed uint64, lost uint16) (ports []uint16) {
+	sent := func(t *testing.T, seed uint64, lost uint16, doorbells int) (ports []uint16) {
 		synctest.Test(t, func(t *testing.T) {
 			net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			random := func(c *efa.Config) { c.Rand = rand.New(rand.NewPCG(seed, 1)) }
@@ -332,21 +332,25 @@ func TestSRDPaths(t *testing.T) {
 				a.send(i, ah, b.qp.Num(), 0, 3, nil)
 				a.await(i, abi.IOCompStatusOK)
 				b.poll()
+				for range doorbells { // each causes a run without packets
+					a.doorbell()
+					synctest.Wait()
+				}
 			}
 		})
 		return ports
 	}
-	ports := sent(t, 1, 0)
+	ports := sent(t, 1, 0, 0)
 	if n := len(slices.Compact(slices.Sorted(slices.Values(ports)))); n != 8 {
 		t.Errorf("%d packets: got %d source ports, want 8", len(ports), n)
 	}
-	if again := sent(t, 1, 0); !slices.Equal(again, ports) {
+	if again := sent(t, 1, 0, 2); !slices.Equal(again, ports) {
 		t.Errorf("same seed: got ports %v, want %v", again, ports)
 	}
-	if other := sent(t, 2, 0); slices.Equal(other, ports) {
+	if other := sent(t, 2, 0, 0); slices.Equal(other, ports) {
 		t.Errorf("another seed: got the same ports %v", ports)
 	}
-	sent(t, 1, ports[0])
+	sent(t, 1, ports[0], 0)
 }
 
 // TestSRDLateCopy tests that copies of a message that arrive after the end of its request, and after a later message of
