@@ -299,7 +299,9 @@ func (s *scatter) flush(direct bool) (ok bool) {
 
 // hold passes the collected payloads of RDMA WRITEs to a holder. It returns false if they must be written.
 func (s *scatter) hold(h ib.WriteHolder) bool {
-	if s.kind != scatterWrite || !s.to.contains(s.addr, s.n) || !h.HoldWrite(s.to.region, s.addr+s.to.shift, s.vec) {
+	g := s.to
+	if s.kind != scatterWrite || !g.contains(s.addr, s.n) ||
+		!h.HoldWrite(g.region, g.mr.grant.Load().access, s.addr+g.shift, s.vec) {
 		return false
 	}
 	s.end()

@@ -343,8 +343,8 @@ type SendQueuer interface {
 // queue pair's program, like umem.Region.WriteV, and for nothing else.
 type WriteHolder interface {
 	// HoldWrite takes a copy of data for a range of a region, before the driver stores them, and returns true. If it
-	// returns false, the driver stores the data.
-	HoldWrite(r *umem.Region, iova uint64, data [][]byte) bool
+	// returns false, the driver stores the data. access has the rights of the registration.
+	HoldWrite(r *umem.Region, access AccessFlags, iova uint64, data [][]byte) bool
 	// StoreWrites stores all data that the queue pair holds. The driver calls it before it executes another request of
 	// the peer than a WRITE: before it stores the data of a SEND, completes a receive, answers a READ, or changes a word.
 	StoreWrites()

@@ -45,6 +45,7 @@ const (
 	AccessFlushGlobal     = uapi.AccessFlushGlobal
 	AccessFlushPersistent = uapi.AccessFlushPersistent
 	AccessOptional        = uapi.AccessOptionalRange // a driver may ignore these rights
+	AccessRelaxedOrdering = uapi.AccessRelaxedOrdering
 )
 
 // QPType is the transport service of a queue pair.

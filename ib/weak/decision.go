@@ -125,6 +125,7 @@ var Points = []PointKind{
 	{FailedRequest, ObjectQP, EventSend, 255, "the request failed with status %d"},
 	{FailedRequest, ObjectQP, EventFlush, flushDelays, "its flush was reported %d steps late"},
 	{FailedRequest, ObjectQP, EventRecv, flushDelays, "its flush was reported %d steps late"},
+	{RelaxedOrder, ObjectQP, EventWrite, maxSteps, "the data of a WRITE with relaxed ordering were stored %d steps late"},
 	{LateWrite, ObjectQP, EventWrite, maxSteps, "the data of a WRITE were stored %d steps late, after its completion"},
 	{OutOfOrder, ObjectQP, EventWrite, maxSteps, "the data of a WRITE were stored %d steps late, after those of later WRITEs"},
 	{FailedCall, WholeDevice, EventCall, 1, "the call failed"},

@@ -73,6 +73,8 @@ var litmusTests = []litmusTest{
 	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailerOfWrite},
 	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", incrementByProcessor},
 	{weak.LateWrite, "reads the target of a WRITE when the WRITE has completed", readWrittenEarly},
+	{weak.RelaxedOrder, "polls the flag of a second WRITE, and reads the data of the first, in regions with relaxed ordering",
+		pollSecondWrite},
 	{weak.OutOfOrder, "polls the flag of a second WRITE, and reads the data of the first", pollSecondWrite},
 	{weak.LimitsEFA, "requests 3 gather elements, and no fewer", requestCap(ib.QPCap{MaxSendSGE: 3})},
 	{weak.LimitsEFA, "requests 33 bytes inline, and no fewer", requestCap(ib.QPCap{MaxInlineData: 33})},
@@ -1033,7 +1035,8 @@ func readWrittenEarly(w *connectedDevice, wrong bool) error {
 // pollSecondWrite writes data and then a flag. The peer waits for the flag, or for a message.
 func pollSecondWrite(w *connectedDevice, wrong bool) error {
 	a, b := w.newPair()
-	from, data, flag := w.newBuffer(shared), w.newBuffer(shared), w.newBuffer(shared)
+	from := w.newBuffer(shared)
+	data, flag := w.newBuffer(shared|ib.AccessRelaxedOrdering), w.newBuffer(shared|ib.AccessRelaxedOrdering)
 	for i := range byte(queueDepth) {
 		fillBytes(from.b, i+1)
 		a.postSend(data.transferTo(ib.WRRDMAWrite, from))
@@ -1057,7 +1060,7 @@ func pollSecondWrite(w *connectedDevice, wrong bool) error {
 
 // innerOf returns the driver with which a choice has an effect.
 func innerOf(c weak.Choice) ibtest.NewDevice {
-	if weak.Of(weak.LateWrite, weak.OutOfOrder).Has(c) {
+	if weak.Of(weak.LateWrite, weak.OutOfOrder, weak.RelaxedOrder).Has(c) {
 		return newRXE
 	}
 	return newLoopback

@@ -37,6 +37,7 @@ const (
 	FailedDevice
 	FailedPost
 	SameNumbers
+	RelaxedOrder
 	LateWrite
 	OutOfOrder
 	LimitsEFA
@@ -253,6 +254,14 @@ var Choices = [numChoices]Row{
 			"histories have equal numbers",
 		"IBA 10.2.4: the number identifies a queue pair within one channel adapter",
 		"finds a queue pair, or a peer, of several devices by its number alone",
+	},
+	{
+		RelaxedOrder, "relaxed-order",
+		"stores the data of WRITEs to regions with relaxed ordering in any order, of some after their completion; a later " +
+			"request of the connection other than a WRITE, and each read of the device, stores the data first",
+		"ibv_reg_mr(3): IBV_ACCESS_RELAXED_ORDERING permits the system to reorder accesses to the region",
+		"polls the memory of a WRITE as proof of an earlier WRITE, or treats its completion as proof that the peer sees the " +
+			"data, although the region has relaxed ordering",
 	},
 	{
 		LateWrite, "late-write",

@@ -10,7 +10,8 @@ import (
 
 // A device acknowledges a WRITE when it has accepted the data, which may reach the memory later. A heldWrites holds the
 // data of some WRITEs of a queue pair's peer. A later message of the peer, and each read of the device, stores them
-// first. Driver/loopback holds no data.
+// first. If the order is not relaxed, a WRITE that is stored stores the earlier ones first. Driver/loopback holds no
+// data.
 
 // The next constants are the limits of the held data. Other data are stored at once.
 const (
@@ -46,22 +47,22 @@ type heldWrite struct {
 }
 
 // holdsWrites reports whether the device holds the data of WRITEs.
-func (d *driver) holdsWrites() bool { return d.Choices&Of(LateWrite, OutOfOrder) != 0 }
+func (d *driver) holdsWrites() bool { return d.Choices&Of(LateWrite, OutOfOrder, RelaxedOrder) != 0 }
 
-// HoldWrite implements ib.WriteHolder. A byte has held data of at most one WRITE, except within a queue pair without
-// OutOfOrder: the later of two WRITEs remains in the memory.
-func (q *qp) HoldWrite(r *umem.Region, iova uint64, data [][]byte) bool {
+// HoldWrite implements ib.WriteHolder. A byte has held data of at most one WRITE.
+func (q *qp) HoldWrite(r *umem.Region, access ib.AccessFlags, iova uint64, data [][]byte) bool {
 	n := 0
 	for _, b := range data {
 		n += len(b)
 	}
-	q.storeOverlapped(r, iova, uint64(n))
+	q.StoreRange(r, iova, uint64(n))
 	h := &q.writes
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w := heldWrite{region: r, iova: iova}
+	w := heldWrite{region: r, iova: iova, alone: q.d.hasChoice(OutOfOrder) ||
+		q.d.hasChoice(RelaxedOrder) && access&ib.AccessRelaxedOrdering != 0}
 	h.count++
-	w.wait, w.alone = q.drawWrite(h.count)
+	w.wait = q.drawWrite(h.count, access&ib.AccessRelaxedOrdering != 0)
 	if w.wait > 0 && r.Contiguous() && q.mayHold(n) {
 		w.data = make([]byte, n)
 		// The driver reports an error for memory that is gone.
@@ -72,7 +73,7 @@ func (q *qp) HoldWrite(r *umem.Region, iova uint64, data [][]byte) bool {
 			return true
 		}
 	}
-	if !q.d.hasChoice(OutOfOrder) {
+	if !w.alone {
 		q.store(len(h.list))
 	}
 	if len(h.list) > 0 {
@@ -88,33 +89,24 @@ func (q *qp) mayHold(n int) bool {
 	return n <= maxHeldWrite && q.writes.bytes+n <= maxHeldByQP && q.d.heldBytes.Load()+int64(n) <= maxHeldByDevice
 }
 
-// storeOverlapped stores the held data for bytes of a range for which a later WRITE has data.
-func (q *qp) storeOverlapped(r *umem.Region, iova, n uint64) {
-	for _, o := range q.d.qpsWithWrites() {
-		if o != q || q.d.hasChoice(OutOfOrder) {
-			o.storeFor(r, iova, n)
+// drawWrite decides on the delay of a store. relaxed reports whether the region has relaxed ordering.
+func (q *qp) drawWrite(count uint64, relaxed bool) int {
+	for _, c := range [...]Choice{OutOfOrder, RelaxedOrder, LateWrite} {
+		if !q.d.hasChoice(c) || c == RelaxedOrder && !relaxed {
+			continue
 		}
-	}
-}
-
-// drawWrite decides on the delay of a store. alone reports whether the store waits for no other.
-func (q *qp) drawWrite(count uint64) (wait int, alone bool) {
-	draw := func(c Choice) int {
 		n := 0
-		if q.d.hasChoice(c) && !q.d.isSpared(c, q.ord, count) {
+		if !q.d.isSpared(c, q.ord, count) {
 			n = q.d.drawRandom(c, q.ord, count, shortWrite)
 			if n != 0 && n%longWrites == 0 {
 				n = longWrite
 			}
 		}
-		return q.d.decide(q.point(c, EventWrite, count), n, q.about)
-	}
-	if q.d.hasChoice(OutOfOrder) {
-		if wait = draw(OutOfOrder); wait > 0 {
-			return wait, true
+		if n = q.d.decide(q.point(c, EventWrite, count), n, q.about); n > 0 {
+			return n
 		}
 	}
-	return draw(LateWrite), false
+	return 0
 }
 
 // hold adds data at the end.

@@ -16,7 +16,7 @@ import (
 // lack the data of a WRITE that has completed. But a later message of the connection, the end of a region, and each
 // read of the device, prove that the data are there.
 func TestHeldWritesKeepOrder(t *testing.T) {
-	for _, choice := range []weak.Choice{weak.LateWrite, weak.OutOfOrder} {
+	for _, choice := range []weak.Choice{weak.RelaxedOrder, weak.LateWrite, weak.OutOfOrder} {
 		t.Run(weak.Choices[choice].Name, func(t *testing.T) {
 			late := 0
 			for seed := range uint64(20) {
@@ -38,6 +38,8 @@ func TestHeldWritesKeepOrder(t *testing.T) {
 	}
 }
 
+const memoryRights = shared | ib.AccessRemoteAtomic | ib.AccessRelaxedOrdering
+
 // heldMemory is memory that two connections write.
 type heldMemory struct {
 	*connectedDevice
@@ -58,7 +60,7 @@ func newHeldMemory(w *connectedDevice, seed uint64) *heldMemory {
 		want: make([]byte, size), by: make([]int, size)}
 	h.own = w.registerBuffer(make([]byte, size), shared)
 	for i := range h.regions {
-		h.regions[i] = w.registerBuffer(h.memory, shared|ib.AccessRemoteAtomic)
+		h.regions[i] = w.registerBuffer(h.memory, memoryRights)
 		a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
 		w.connectWithRights(a, b, shared|ib.AccessRemoteAtomic)
 		h.sides[i], h.peers[i] = a, b
@@ -145,7 +147,7 @@ func (h *heldMemory) step() error {
 		h.pollCompletions(b.send, 1)
 		return h.equal("SEND", into.b, at)
 	case 11: // the end of one region of the two
-		must(h.t, m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared | ib.AccessRemoteAtomic}))
+		must(h.t, m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: memoryRights}))
 		return h.placed(-1)
 	}
 	return nil

@@ -27,7 +27,7 @@ func TestWeakDeviceExposesMistakes(t *testing.T) {
 	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for mistake, choices := range map[string]string{"source": "all", "polls": "all", "length": "all", "opcode": "all",
 		"fence": "all", "order": "all", "arm": "all", "capacity": "all", "keys": "all",
-		"written": "late-write", "flag": "ooo"} {
+		"relaxed": "all", "written": "late-write", "flag": "ooo"} {
 		t.Run(mistake, func(t *testing.T) {
 			run := func(form string, flags ...string) string {
 				t.Helper()

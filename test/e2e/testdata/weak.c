@@ -233,6 +233,18 @@ static void flag(int round)
 		CHECK(await_completion(&a, 0).status == IBV_WC_SUCCESS);
 }
 
+// relaxed: does the same in a region with relaxed ordering.
+static void relaxed(int round)
+{
+	if (!round) {
+		CHECK(!ibv_dereg_mr(b.mr));
+		b.mr = ibv_reg_mr(pd, b.buf, sizeof b.buf,
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING);
+		CHECK(b.mr);
+	}
+	flag(round);
+}
+
 // arm: arms an empty queue, and waits for an event without another poll.
 static void arm(int round)
 {
@@ -320,7 +332,7 @@ static const struct {
 	const char *name;
 	void (*run)(int round);
 } mistakes[] = {{"source", source}, {"polls", polls}, {"length", length}, {"opcode", opcode}, {"fence", fence},
-	{"order", order}, {"arm", arm}, {"capacity", capacity}, {"keys", keys}, {"written", written}, {"flag", flag}};
+	{"order", order}, {"arm", arm}, {"capacity", capacity}, {"keys", keys}, {"written", written}, {"flag", flag}, {"relaxed", relaxed}};
 
 int main(int argc, char **argv)
 {
