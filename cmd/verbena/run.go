@@ -32,7 +32,7 @@ type runCmd struct {
 	TraceFile            string        `name:"trace-file" help:"Write the work requests of your programs on the service to this file, for https://ui.perfetto.dev: see docs/explain.md." placeholder:"FILE" complete:"file"`
 	Explain              bool          `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
 	Weak                 weakFlag      `help:"Make the least convenient device that the specification permits, to expose mistakes of the program; see docs/weak.md. The seed is printed; the same SEED repeats a failure. With search:N, run the program with up to N seeds, and find the smallest set of decisions that makes it fail." placeholder:"SEED|search:N" complete:"none"`
-	WeakChoices          []string      `help:"With --weak, make only these choices; see docs/results/weak.md. all selects the usual ones, beside others such as limits:efa." placeholder:"NAME" complete:"none"`
+	WeakChoices          []string      `help:"With --weak, make only these choices; see docs/results/weak.md. all selects the usual ones, beside others such as limits:efa; -NAME removes one." placeholder:"NAME" complete:"none"`
 	WeakLog              string        `help:"Write the decisions of the weak device, and of fault rules, to this file, for --replay." placeholder:"FILE" complete:"file"`
 	WeakConfirm          int           `help:"With --weak=search, the number of runs in a row in which a set of decisions must fail." default:"2" placeholder:"N" complete:"none"`
 	WeakTimeout          time.Duration `help:"With --weak=search, the time limit of a run; a longer run has failed. The default is 10 times the time without weak mode, at least 10s." placeholder:"TIME" complete:"none"`

@@ -237,3 +237,35 @@ func TestPointsHaveTexts(t *testing.T) {
 		}
 	}
 }
+
+func TestParseForPrograms(t *testing.T) {
+	all := weak.All &^ weak.InProcess
+	tests := []struct {
+		names string
+		want  weak.Set // 0: an error
+	}{
+		{"all", all},
+		{"late-source", weak.Of(weak.LateSource)},
+		{"all,limits:efa", all | weak.Of(weak.LimitsEFA)},
+		{"all,-late-source", all &^ weak.Of(weak.LateSource)},
+		{"-late-source,-late-flush", all &^ weak.Of(weak.LateSource, weak.LateFlush)},
+		{"late-source,late-flush,-late-source", weak.Of(weak.LateFlush)},
+		{"late-source,-late-source", 0},
+		{"late-sauce", 0},
+		{"-late-sauce", 0},
+		{"early-numbers", 0},
+		{"packet-fault", 0},
+		{"", 0},
+		{"-", 0},
+		{"--late-source", 0},
+	}
+	for _, c := range tests {
+		got, err := weak.ParseForPrograms(strings.Split(c.names, ","))
+		if got != c.want || (err == nil) == (c.want == 0) || err != nil && !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("ParseForPrograms(%s): got %b, %v, want %b or EINVAL", c.names, got, err, c.want)
+		}
+	}
+	if got, err := weak.ParseForPrograms(nil); got != 0 || err != nil {
+		t.Errorf("ParseForPrograms without names: got %b, %v, want 0 and no error", got, err)
+	}
+}

@@ -3,6 +3,7 @@ package weak
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -339,14 +340,19 @@ func Of(choices ...Choice) (s Set) {
 // AllChoices is the name that ParseForPrograms accepts for the choices of All that programs meet.
 const AllChoices = "all"
 
-// ParseForPrograms returns the set of the choices with the given names, or 0 without names. It returns EINVAL for an
-// unknown name, and for a choice that programs do not meet.
+// ParseForPrograms returns the set of the choices with the given names, or 0 without names. A name after a minus sign
+// removes a choice; if it is the first name, the other names of AllChoices remain. ParseForPrograms returns EINVAL for
+// an unknown name, for a choice that programs do not meet, and for names that leave no choice.
 func ParseForPrograms(names []string) (s Set, err error) {
+	if len(names) > 0 && strings.HasPrefix(names[0], "-") {
+		names = append([]string{AllChoices}, names...)
+	}
 	for _, name := range names {
 		if name == AllChoices {
 			s |= All &^ InProcess
 			continue
 		}
+		name, removed := strings.CutPrefix(name, "-")
 		i := slices.IndexFunc(Choices[:], func(r Row) bool { return r.Name == name })
 		switch {
 		case i < 0:
@@ -356,7 +362,14 @@ func ParseForPrograms(names []string) (s Set, err error) {
 		case ByRules.Has(Choices[i].Choice):
 			return 0, fmt.Errorf("fault rules make the choice %s; see verbena fault add: %w", name, syscall.EINVAL)
 		}
-		s |= Of(Choices[i].Choice)
+		if removed {
+			s &^= Of(Choices[i].Choice)
+		} else {
+			s |= Of(Choices[i].Choice)
+		}
+	}
+	if s == 0 && len(names) > 0 {
+		return 0, fmt.Errorf("no choice remains of %s: %w", strings.Join(names, ","), syscall.EINVAL)
 	}
 	return s, nil
 }
