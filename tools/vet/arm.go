@@ -274,14 +274,14 @@ func (a *armFlow) waitsInside(g *function) bool {
 	return a.waits[g]
 }
 
-// isSignal reports whether the elements of a channel carry no data.
+// isSignal reports whether the elements of a channel carry no data, or only the queue that a handler was called for.
 func isSignal(ch ssa.Value) bool {
 	c, ok := ch.Type().Underlying().(*types.Chan)
 	if !ok {
 		return false
 	}
 	s, ok := c.Elem().Underlying().(*types.Struct)
-	return ok && s.NumFields() == 0
+	return ok && s.NumFields() == 0 || isNamed(c.Elem(), ibPath+".CQ")
 }
 
 // polledBefore returns the innermost call on the path to an arming that a poll precedes, or nil.

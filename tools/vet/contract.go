@@ -145,7 +145,7 @@ var listPosts = map[string]bool{
 // limitedEnds contains the methods that end the use of memory by a peer, unless their context ends first.
 var limitedEnds = map[string]bool{
 	"(*" + ibPath + ".QP).DestroyContext": true, "(*" + ibPath + ".SRQ).DestroyContext": true,
-	"(*" + completionPath + ".QP).DestroyContext": true,
+	"(*" + completionPath + ".QP).DestroyContext": true, "(*" + completionPath + ".QP).Close": true,
 }
 
 // copyInterface is the interface that reads and writes the memory of a process.

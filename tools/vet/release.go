@@ -13,7 +13,8 @@ import (
 
 const releaseDepth = 3 // depth of a search in callees
 
-// poolUse is a change of a pool: a field with the free ones of several things, or with flags for those in use.
+// poolUse is a change of a pool: a field or variable of a package with the free ones of several things, or with flags
+// for those in use.
 type poolUse struct {
 	pool  *types.Var
 	gives bool
@@ -48,7 +49,7 @@ func (p *Program) checkReleases() (reports []Report) {
 			switch name := c.static.FullName(); {
 			case listPosts[name]:
 				reports = append(reports, r.checkPartialPost(f, at, c)...)
-			case limitedEnds[name]:
+			case limitedEnds[name] && !isUnlimited(at.Common().Args[len(at.Common().Args)-1]), r.limitsEnd(at, c):
 				reports = append(reports, r.checkLimitedEnd(f, at, c)...)
 			}
 		}
@@ -63,7 +64,10 @@ func (r *releaseCheck) checkPartialPost(f *function, at *ssa.Call, c *call) []Re
 	if !token.IsExported(f.Name()) || isSingle(args[len(args)-1]) || resultOf(at, 0) != nil {
 		return nil
 	}
-	failed := failureBlock(at, resultOf(at, 1))
+	failed, later := failureBlock(at, resultOf(at, 1)), false
+	if failed == nil {
+		failed, later = deferredFailure(f, resultOf(at, 1)), true
+	}
 	if failed == nil {
 		return nil
 	}
@@ -81,8 +85,8 @@ func (r *releaseCheck) checkPartialPost(f *function, at *ssa.Call, c *call) []Re
 		}
 	}
 	var given *poolUse
-	for _, b := range f.Blocks {
-		if slices.ContainsFunc(b.Instrs, isDefer) {
+	for _, b := range failed.Parent().Blocks {
+		if !later && slices.ContainsFunc(b.Instrs, isDefer) {
 			return nil // it may end the queue pair
 		}
 		if !failed.Dominates(b) {
@@ -109,9 +113,6 @@ func (r *releaseCheck) checkPartialPost(f *function, at *ssa.Call, c *call) []Re
 // checkLimitedEnd reports memory that a function gives to a pool after a destruction with a time limit, if this does
 // not depend on the end of the destruction.
 func (r *releaseCheck) checkLimitedEnd(f *function, at *ssa.Call, c *call) (reports []Report) {
-	if isUnlimited(at.Common().Args[len(at.Common().Args)-1]) {
-		return nil
-	}
 	var given []poolUse
 	seen := map[*ssa.BasicBlock]bool{}
 	var visit func(b *ssa.BasicBlock, list []ssa.Instruction)
@@ -121,6 +122,9 @@ func (r *releaseCheck) checkLimitedEnd(f *function, at *ssa.Call, c *call) (repo
 				return
 			}
 			given = append(given, r.poolUses(list[i:i+1], 0)...)
+			if _, ok := x.(*ssa.RunDefers); ok {
+				given = append(given, r.deferredUses(f)...)
+			}
 		}
 		next := b.Succs
 		if branch, ok := list[len(list)-1].(*ssa.If); ok {
@@ -148,6 +152,55 @@ func (r *releaseCheck) checkLimitedEnd(f *function, at *ssa.Call, c *call) (repo
 		}
 	}
 	return nil
+}
+
+// limitsEnd reports whether a call passes a destruction, as a method value, to a function that calls it with a time
+// limit.
+func (r *releaseCheck) limitsEnd(at *ssa.Call, c *call) bool {
+	for i, arg := range at.Common().Args {
+		end := functionOf(arg)
+		if end == nil || !limitedEnds[fullName(boundMethod(end))] {
+			continue
+		}
+		for _, g := range c.callees {
+			for _, k := range g.calls {
+				inner, ok := k.at.(*ssa.Call)
+				if ok && i < len(g.Params) && inner.Call.Value == ssa.Value(g.Params[i]) && !isUnlimited(inner.Call.Args[0]) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// deferredUses returns the changes of pools by the deferred functions that neither test an error nor end requests.
+func (r *releaseCheck) deferredUses(f *function) (uses []poolUse) {
+	for _, c := range f.calls {
+		if !isDefer(c.at) {
+			continue
+		}
+		for _, g := range c.callees {
+			var own []poolUse
+			for _, b := range g.Blocks {
+				branch, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
+				if ok && testsError(branch) || slices.ContainsFunc(b.Instrs, func(at ssa.Instruction) bool {
+					return r.mayEndRequests(at, 0)
+				}) {
+					return nil
+				}
+				own = append(own, r.poolUses(b.Instrs, 0)...)
+			}
+			uses = append(uses, own...)
+		}
+	}
+	return uses
+}
+
+// testsError reports whether a branch compares an error.
+func testsError(branch *ssa.If) bool {
+	o, ok := branch.Cond.(*ssa.BinOp)
+	return ok && types.Identical(o.X.Type(), types.Universe.Lookup("error").Type())
 }
 
 func isDefer(at ssa.Instruction) bool {
@@ -193,6 +246,50 @@ func failureBlock(c *ssa.Call, err ssa.Value) *ssa.BasicBlock {
 		if branch, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok {
 			if i, on := failureEdge(branch, err); on && len(b.Succs[i].Preds) == 1 {
 				return b.Succs[i]
+			}
+		}
+	}
+	return nil
+}
+
+// deferredFailure returns the block of the only deferred function that runs only if an error, which the function stores
+// in a captured variable, is not nil. It returns nil without one.
+func deferredFailure(f *function, err ssa.Value) *ssa.BasicBlock {
+	var deferred []*ssa.MakeClosure
+	for _, c := range f.calls {
+		if d, ok := c.at.(*ssa.Defer); ok {
+			m, _ := d.Call.Value.(*ssa.MakeClosure)
+			deferred = append(deferred, m)
+		}
+	}
+	if err == nil || len(deferred) != 1 || deferred[0] == nil {
+		return nil
+	}
+	g := deferred[0].Fn.(*ssa.Function)
+	for _, user := range *err.Referrers() {
+		s, ok := user.(*ssa.Store)
+		i := -1
+		if ok {
+			i = slices.Index(deferred[0].Bindings, s.Addr)
+		}
+		if i < 0 {
+			continue
+		}
+		for _, b := range g.Blocks {
+			branch, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
+			if !ok {
+				continue
+			}
+			o, ok := branch.Cond.(*ssa.BinOp)
+			if !ok {
+				continue
+			}
+			load, ok := o.X.(*ssa.UnOp)
+			if !ok || load.X != ssa.Value(g.FreeVars[i]) {
+				continue
+			}
+			if to, on := failureEdge(branch, load); on && len(b.Succs[to].Preds) == 1 {
+				return b.Succs[to]
 			}
 		}
 	}
@@ -307,9 +404,20 @@ func (r *releaseCheck) poolUses(list []ssa.Instruction, depth int) (uses []poolU
 func poolUseOf(at ssa.Instruction) (u poolUse, ok bool) {
 	switch at := at.(type) {
 	case *ssa.Send:
-		return poolUse{pool: fieldOf(at.Chan), gives: true, value: at.X}, true
+		return poolUse{pool: poolOf(at.Chan), gives: true, value: at.X}, true
 	case *ssa.UnOp:
-		return poolUse{pool: fieldOf(at.X)}, at.Op == token.ARROW
+		return poolUse{pool: poolOf(at.X)}, at.Op == token.ARROW
+	case *ssa.Call:
+		switch args := at.Common().Args; fullName(at.Common().StaticCallee()) {
+		case "(*sync.Pool).Put":
+			u = poolUse{pool: placeVar(args[0]), gives: true, value: args[1]}
+			if m, ok := args[1].(*ssa.MakeInterface); ok {
+				u.value = m.X
+			}
+			return u, true
+		case "(*sync.Pool).Get":
+			return poolUse{pool: placeVar(args[0])}, true
+		}
 	case *ssa.Store:
 		switch to := at.Addr.(type) {
 		case *ssa.IndexAddr: // a flag
@@ -319,20 +427,43 @@ func poolUseOf(at ssa.Instruction) (u poolUse, ok bool) {
 			}
 			basic, ok := at.Val.Type().Underlying().(*types.Basic)
 			return poolUse{pool: pool, gives: isFalseConst(at.Val), value: to.Index}, ok && basic.Kind() == types.Bool
-		case *ssa.FieldAddr: // a list
-			pool := fieldVar(to.X.Type(), to.Field)
+		case *ssa.FieldAddr, *ssa.Global: // a list
+			pool := placeVar(to)
 			switch v := at.Val.(type) {
 			case *ssa.Slice:
-				return poolUse{pool: pool}, fieldOf(v.X) == pool
+				return poolUse{pool: pool}, poolOf(v.X) == pool
 			case *ssa.Call:
 				b, ok := v.Common().Value.(*ssa.Builtin)
-				if ok && b.Name() == "append" && fieldOf(v.Common().Args[0]) == pool {
+				if ok && b.Name() == "append" && poolOf(v.Common().Args[0]) == pool {
 					return poolUse{pool: pool, gives: true, value: appendedValue(v)}, true
 				}
 			}
 		}
 	}
 	return poolUse{}, false
+}
+
+// poolOf returns the field or the variable of a package from which a channel or a list was read, or nil.
+func poolOf(v ssa.Value) *types.Var {
+	if f := fieldOf(v); f != nil {
+		return f
+	}
+	if load, ok := v.(*ssa.UnOp); ok && load.Op == token.MUL {
+		return placeVar(load.X)
+	}
+	return nil
+}
+
+// placeVar returns the field or the variable of a package with an address, or nil.
+func placeVar(addr ssa.Value) *types.Var {
+	switch a := addr.(type) {
+	case *ssa.FieldAddr:
+		return fieldVar(a.X.Type(), a.Field)
+	case *ssa.Global:
+		v, _ := a.Object().(*types.Var)
+		return v
+	}
+	return nil
 }
 
 func isFalseConst(v ssa.Value) bool {

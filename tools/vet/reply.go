@@ -281,11 +281,14 @@ func (r *replyFlow) postsBehind(f *ssa.Function, at []ssa.Instruction) (posts []
 	if done := r.postsOf(f); len(done) > 0 {
 		return done, true
 	}
+	r.seen[f] = true
+	defer delete(r.seen, f)
+	if call := r.callOfClosure(f); call != nil {
+		return r.postsBehind(call.Parent(), []ssa.Instruction{call})
+	}
 	if r.owner == nil || r.isUsedAsValue(f) || len(r.traces.callers[f]) == 0 {
 		return nil, false
 	}
-	r.seen[f] = true
-	defer delete(r.seen, f)
 	by := map[*ssa.Function][]ssa.Instruction{}
 	for _, k := range r.traces.callers[f] {
 		if in := k.c.at.Parent(); !slices.Contains(by[in], k.c.at) {
@@ -300,6 +303,38 @@ func (r *replyFlow) postsBehind(f *ssa.Function, at []ssa.Instruction) (posts []
 		posts = append(posts, list...)
 	}
 	return posts, true
+}
+
+// callOfClosure returns the call to which a function literal is passed, if the called function only calls it, and once.
+// It returns nil without one.
+func (r *replyFlow) callOfClosure(f *ssa.Function) *ssa.Call {
+	if len(r.traces.closures[f]) != 1 {
+		return nil
+	}
+	c := r.traces.closures[f][0]
+	users := usersOf(c)
+	if len(users) != 1 {
+		return nil
+	}
+	call, ok := users[0].(*ssa.Call)
+	if !ok || call.Common().StaticCallee() == nil {
+		return nil
+	}
+	g := call.Common().StaticCallee()
+	i := slices.IndexFunc(call.Common().Args, func(a ssa.Value) bool { return withoutConversions(a) == c })
+	if i < 0 || i >= len(g.Params) {
+		return nil
+	}
+	calls := usersOf(g.Params[i])
+	for _, at := range calls {
+		if k, ok := at.(*ssa.Call); !ok || k.Call.Value != ssa.Value(g.Params[i]) {
+			return nil
+		}
+	}
+	if len(calls) == 0 || sendsTwice(calls) {
+		return nil
+	}
+	return call
 }
 
 // postsOf returns the calls that post a work request with a function literal, or a method of the owner, as its done

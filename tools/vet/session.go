@@ -195,7 +195,7 @@ func (w *completionWaits) findInList(a caller, list []ssa.Instruction, calls map
 		if c == nil || c.spawns || w.p.escapes.escapeAt(w.p.Fset, c.pos, Session) != nil {
 			continue
 		}
-		for _, g := range c.callees {
+		for _, g := range append(w.p.passedFuncs(c), c.callees...) {
 			if w.effect.of[g] != nil {
 				return newSessionReport(a, c.pos, "calls "+functionName(g), w.effect.callPath(g)), false
 			}

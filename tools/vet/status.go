@@ -21,15 +21,18 @@ func (p *Program) checkStatus() []Report {
 // checkHeaders reports functions of receives that read bytes before they examine the status of the completion.
 func (p *Program) checkHeaders() (reports []Report) {
 	for f := range p.calledBy(func(name string) bool { return name == postRecv || name == postOnSRQ }) {
-		if len(f.Params) == 0 || f.base != nil || !isCompletion(f.Params[len(f.Params)-1].Type()) ||
-			strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") || !readsStatus(f) {
+		if len(f.Params) == 0 || f.base != nil || strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
+			continue
+		}
+		wc := f.Params[len(f.Params)-1]
+		if !isCompletion(wc.Type()) || !readsStatus(f) && mayExamineStatus(f) {
 			continue
 		}
 		for _, at := range f.Blocks[0].Instrs { // up to the first condition
 			if a, ok := at.(*ssa.FieldAddr); ok && isStatus(a) {
 				break
 			}
-			if !p.readsBytes(at, nil, 0) || p.escapes.escapeAt(p.Fset, at.Pos(), Status) != nil {
+			if passes(at, wc) || !p.readsBytes(at, nil, 0) || p.escapes.escapeAt(p.Fset, at.Pos(), Status) != nil {
 				continue
 			}
 			name := functionName(f)
@@ -44,19 +47,7 @@ func (p *Program) checkHeaders() (reports []Report) {
 // readsBytes reports whether an instruction, or a called function, reads elements of a slice of bytes. If from is not
 // nil, only slices of from count.
 func (p *Program) readsBytes(at ssa.Instruction, from ssa.Value, depth int) bool {
-	of := func(v ssa.Value) bool {
-		if !isByteSlice(v.Type()) {
-			return false
-		}
-		for from != nil && v != from {
-			s, ok := v.(*ssa.Slice)
-			if !ok {
-				return false
-			}
-			v = s.X
-		}
-		return true
-	}
+	of := func(v ssa.Value) bool { return isByteSlice(v.Type()) && (from == nil || isPartOf(v, from)) }
 	switch at := at.(type) {
 	case *ssa.UnOp:
 		a, ok := at.X.(*ssa.IndexAddr)
@@ -66,7 +57,7 @@ func (p *Program) readsBytes(at ssa.Instruction, from ssa.Value, depth int) bool
 	case *ssa.Call:
 		fn := at.Common().StaticCallee()
 		for i, arg := range at.Common().Args {
-			if !of(arg) {
+			if !of(arg) && !(isMessage(arg.Type()) && (from == nil || isPartOf(arg, from))) {
 				continue
 			}
 			if k := packageOf(fn); k != nil && k.Path() == "encoding/binary" && strings.HasPrefix(fn.Name(), "Uint") ||
@@ -76,6 +67,57 @@ func (p *Program) readsBytes(at ssa.Instruction, from ssa.Value, depth int) bool
 		}
 	}
 	return false
+}
+
+// passes reports whether an instruction is a call with an argument, a completion, which the callee may examine.
+func passes(at ssa.Instruction, arg ssa.Value) bool {
+	c, ok := at.(*ssa.Call)
+	return ok && slices.Contains(c.Common().Args, arg)
+}
+
+// isPartOf reports whether a value is another one, a slice of it, or read from a field of it.
+func isPartOf(v, whole ssa.Value) bool {
+	for v != whole {
+		switch x := v.(type) {
+		case *ssa.Slice:
+			v = x.X
+		case *ssa.Field:
+			v = x.X
+		case *ssa.FieldAddr:
+			v = x.X
+		case *ssa.ChangeType:
+			v = x.X
+		case *ssa.UnOp:
+			if x.Op != token.MUL {
+				return false
+			}
+			v = x.X
+		case *ssa.Alloc:
+			if v = onlyStore(x); v == nil {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// isMessage reports whether a type is a struct, or a pointer to one, of slices of bytes and simple values.
+func isMessage(t types.Type) bool {
+	s, ok := deref(t).Underlying().(*types.Struct)
+	if !ok {
+		return false
+	}
+	bytes := false
+	for i := range s.NumFields() {
+		of := s.Field(i).Type()
+		_, simple := of.Underlying().(*types.Basic)
+		if bytes = bytes || isByteSlice(of); !simple && !isByteSlice(of) {
+			return false
+		}
+	}
+	return bytes
 }
 
 // packageOf returns the package of a function, or nil if there is no function.

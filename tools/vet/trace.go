@@ -445,3 +445,27 @@ func (s *traceSearch) visitPointer(addr ssa.Value, at *callFrame) {
 		}
 	}
 }
+
+// passedFuncs returns the functions that callers pass, if a call calls a parameter of its function. The callees of such
+// a call are those of the call that passes the function.
+func (p *Program) passedFuncs(c *call) (list []*function) {
+	at, ok := c.at.(ssa.CallInstruction)
+	if !ok {
+		return nil
+	}
+	to, ok := at.Common().Value.(*ssa.Parameter)
+	if !ok {
+		return nil
+	}
+	i := slices.Index(to.Parent().Params, to)
+	for _, k := range p.traces.callers[to.Parent()] {
+		by, ok := k.c.at.(ssa.CallInstruction)
+		if !ok || by.Common().IsInvoke() || i >= len(by.Common().Args) {
+			continue
+		}
+		if g := p.funcs[functionOf(by.Common().Args[i])]; g != nil && !slices.Contains(list, g) {
+			list = append(list, g)
+		}
+	}
+	return list
+}
