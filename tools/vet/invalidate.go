@@ -14,9 +14,9 @@ const (
 	postOneSend = "(*" + completionPath + ".QP).PostSend"
 )
 
-// checkInvalidations reports regions that a function gives back to a pool after it has posted their invalidation
-// without a function for the completion, if it does not wait for a later completion either. The next user then changes
-// the region before the invalidation has been executed.
+// checkInvalidations reports regions that a function gives back to a pool after it has posted their invalidation, if
+// it does not wait for a completion in between. The next user then changes the region before the invalidation has been
+// executed.
 func (r *releaseCheck) checkInvalidations() (reports []Report) {
 	p := r.p
 	localInv := p.ibConst(wrLocalInv)
@@ -29,7 +29,7 @@ func (r *releaseCheck) checkInvalidations() (reports []Report) {
 		}
 		for _, c := range f.calls {
 			at, ok := c.at.(*ssa.Call)
-			if !ok || c.static == nil || c.static.FullName() != postOneSend || !isNil(at.Common().Args[2]) ||
+			if !ok || c.static == nil || c.static.FullName() != postOneSend ||
 				p.escapes.escapeAt(p.Fset, c.pos, Release) != nil {
 				continue
 			}
@@ -116,26 +116,34 @@ func waitsAfter(f *function, at ssa.Instruction) bool {
 	return false
 }
 
-// givenPool returns the pool from which a function takes a thing of a type, and to which it gives one back after an
-// instruction or when it returns, or nil.
+// givenPool returns the pool to which a function gives a region, or a thing of a type, after a post or when it returns,
+// or nil. The function, or another one that uses the region, takes it from the pool.
 func (r *releaseCheck) givenPool(f *function, at ssa.Instruction, thing types.Type) *types.Var {
 	taken := map[*types.Var]bool{}
 	var given []*types.Var
+	var failed *ssa.BasicBlock
+	if post, ok := at.(*ssa.Call); ok {
+		failed = failureBlock(post, post)
+	}
 	for _, b := range f.Blocks {
+		if failed != nil && failed.Dominates(b) {
+			continue
+		}
 		for i, x := range b.Instrs {
 			for _, u := range r.poolUses(b.Instrs[i:i+1], 0) {
 				later := b == at.Block() && slices.Index(b.Instrs, at) < i || b != at.Block() && reachesBlock(at.Block(), b, nil)
 				switch {
 				case !u.gives:
 					taken[u.pool] = true
-				case (later || isDefer(x)) && u.value != nil && types.Identical(u.value.Type(), thing):
+				case !later && !isDefer(x) || u.value == nil:
+				case types.Identical(u.value.Type(), thing) || isNamed(u.value.Type(), ibPath+".MR"):
 					given = append(given, u.pool)
 				}
 			}
 		}
 	}
 	for _, p := range given {
-		if taken[p] {
+		if taken[p] || r.isTakenForUse(p) {
 			return p
 		}
 	}
