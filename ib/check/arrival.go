@@ -104,9 +104,10 @@ type arrivedData struct {
 	all []*contents
 }
 
-// Arrived records that the device has reported a completion, with the ID of its post. It returns nil if there is no
-// memory to compare. Otherwise the caller calls Copy soon, waits, and calls Compare before it delivers the completion.
-// Arrived may not sleep.
+// Arrived records that the device has reported a completion, with the ID of its post. It returns nil if there is
+// nothing to examine. Otherwise the caller calls Copy soon, waits, and calls Compare before it delivers the completion.
+// The completion of a datagram waits even without memory to compare: the program may destroy the address handle too
+// early. Arrived may not sleep.
 func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 	q := c.p.qpOf(wc.QPNum)
 	if q == nil {
@@ -116,8 +117,10 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 	a := &Arrival{w: w}
 	w.mu.Lock()
 	i := slices.IndexFunc(w.send, func(r *trackedRequest) bool { return r.id == wc.ID })
+	handles := false
 	if i >= 0 && wc.Status == ib.WCSuccess {
 		for _, r := range w.send[:i+1] {
+			handles = handles || w.qp.Type() == ib.QPTypeUD && isSampled(r.info.Index) && c.p.cfg.Rules.Has(RuleAHInFlight)
 			if len(r.contents) > 0 {
 				a.sources = append(a.sources, arrivedData{r, r.contents})
 				r.contents = nil
@@ -140,7 +143,7 @@ func (c *UserCQ) Arrived(wc *ib.WC) *Arrival {
 			a.addReceive(wc)
 		}
 	}
-	if len(a.sources) == 0 && len(a.targets) == 0 && (len(a.failed) == 0 || wc.Status == ib.WCWRFlushErr) {
+	if !handles && len(a.sources) == 0 && len(a.targets) == 0 && (len(a.failed) == 0 || wc.Status == ib.WCWRFlushErr) {
 		return nil
 	}
 	return a

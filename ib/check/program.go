@@ -58,15 +58,14 @@ type Program struct {
 	ended []regionKey               // keys of ended regions, oldest first
 	// windows contains the present windows, and the last ended ones, oldest first.
 	windows []*UserMW
-	cqs     int // number of completion queues so far
-	// srqs has, for each shared receive queue, the number of its queue pairs by their receive CQ.
-	srqs map[*workTracker]map[*checkedObject]int
+	cqs     int                       // number of completion queues so far
+	srqs    map[*workTracker]struct{} // the shared receive queues
 }
 
 // NewProgram returns the checks of a user context.
 func NewProgram(cfg ProgramConfig, user User) *Program {
 	p := &Program{cfg: cfg, user: user, qps: map[uint32]*UserQP{}, keys: map[regionKey]*userRegion{},
-		srqs: map[*workTracker]map[*checkedObject]int{}}
+		srqs: map[*workTracker]struct{}{}}
 	p.k = newChecker(Config{Report: cfg.Report, TargetReuse: cfg.Rules.Has(RuleTargetReused)})
 	p.k.program = p
 	cfg.Group.add(p)
@@ -382,33 +381,12 @@ func (c *UserCQ) Consumed(waiting int) {
 // checkRoom reports a queue without enough room for the outstanding requests. The program has not polled more
 // completions than the checks know, so all counted requests are outstanding.
 func (c *UserCQ) checkRoom() {
-	n, shared := c.o.pending.Load(), c.p.countSharedReceives(c.o)
-	if n+shared <= int64(c.o.self.(*ib.CQ).Entries()) || c.o.broken.Load() || c.o.isDeviceInactive() {
+	n := c.o.pending.Load()
+	if n <= int64(c.o.self.(*ib.CQ).Entries()) || c.o.broken.Load() || c.o.isDeviceInactive() {
 		return
 	}
-	what := fmt.Sprintf("%d posted work requests complete on %v", n+shared, c)
-	if shared > 0 {
-		what += fmt.Sprintf("; %d of them are receives of an SRQ", shared)
-	}
+	what := fmt.Sprintf("%d posted work requests complete on %v", n, c)
 	c.p.k.report(Violation{Rule: RuleCQTooSmall, What: what, object: c.o}, c.o.dev, nil)
-}
-
-// countSharedReceives returns the number of outstanding receives of shared receive queues that can complete only on cq.
-func (p *Program) countSharedReceives(cq *checkedObject) (n int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for w, users := range p.srqs {
-		if len(users) == 1 && users[cq] > 0 {
-			n += w.countReceives()
-		}
-	}
-	return n
-}
-
-func (w *workTracker) countReceives() int64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return int64(len(w.recv))
 }
 
 // qpOf returns the queue pair with a number, or nil.
@@ -441,7 +419,7 @@ func (p *Program) AddSRQ(srq *ib.SRQ, domain ib.DriverPD, maxWR uint32) *UserSRQ
 	s.o.work = &workTracker{o: s.o, domain: domain, recvCap: int(maxWR)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.srqs[s.o.work] = map[*checkedObject]int{}
+	p.srqs[s.o.work] = struct{}{}
 	return s
 }
 
@@ -464,9 +442,6 @@ func (p *Program) AddQP(qp *ib.QP, side ib.DriverQP, init *ib.DriverQPInit, c ib
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.qps[qp.Num()] = q
-	if w.srq != nil && w.recvCQ != nil {
-		p.srqs[w.srq][w.recvCQ]++
-	}
 	return q
 }
 
@@ -512,11 +487,6 @@ func (q *UserQP) Destroyed() {
 	w := q.o.work
 	if num := w.qp.Num(); q.p.qps[num] == q {
 		delete(q.p.qps, num)
-	}
-	if users := q.p.srqs[w.srq]; users[w.recvCQ] > 1 {
-		users[w.recvCQ]--
-	} else {
-		delete(users, w.recvCQ)
 	}
 }
 

@@ -12,6 +12,9 @@ import (
 // minSQEPosts is the number of sends after a polled failure that show that the consumer does not recover from SQE.
 const minSQEPosts = 16
 
+// certainSQEPosts is the number that shows it before the end of the queue pair.
+const certainSQEPosts = 64
+
 // sqeWatch counts the sends of a queue pair that may be in SQE. The owner's mu protects it.
 type sqeWatch struct {
 	failed []uintptr // stack of the poll that returned the first failure since the last Modify, or nil
@@ -38,8 +41,13 @@ func (s *sqeWatch) recordFailure(w *workTracker, wc *ib.WC, f *frame) {
 func (w *workTracker) recordSQEPosts(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.sqe.failed != nil {
-		w.sqe.posts += n
+	if w.sqe.failed == nil {
+		return
+	}
+	w.sqe.posts += n
+	if w.o.k.program != nil && w.sqe.posts >= certainSQEPosts { // the program may never end the queue pair
+		w.checkNotLeftInSQE(nil)
+		w.sqe = sqeWatch{}
 	}
 }
 
@@ -92,6 +100,7 @@ func (w *workTracker) checkNotLeftInSQE(at []uintptr) {
 		Requests: []Request{{QPN: w.qp.Num()}},
 		Stacks: []Stack{{"CQ.Poll, which returns the failure", formatStack(w.sqe.failed)}, {"the QP ended at",
 			formatStack(at)}, {"the QP made at", formatStack(w.o.made)}},
+		atEnd: true, // the posts were before
 	}, w.o.dev, w.sqe.failed)
 }
 
@@ -141,10 +150,10 @@ func (w *workTracker) findOverlaps(posted []*trackedRequest) {
 	}
 }
 
-// mayReadAndSend reports whether a send of a list follows a READ or atomic operation of the same list.
+// mayReadAndSend reports whether a send with memory, or with a fence, follows a READ or atomic operation of a list.
 func mayReadAndSend(posted []*trackedRequest) bool {
 	return slices.ContainsFunc(posted, func(r *trackedRequest) bool { return r.isRead }) &&
-		slices.ContainsFunc(posted, func(r *trackedRequest) bool { return len(r.sent) > 0 })
+		slices.ContainsFunc(posted, func(r *trackedRequest) bool { return len(r.sent) > 0 || r.fenced })
 }
 
 // isInErr reports whether the queue pair is in ERR, so that it executes no more requests.
@@ -160,15 +169,16 @@ func (w *workTracker) state() ib.QPState {
 }
 
 // markOverlaps marks the posted requests that use memory that the outstanding request r changes. inErr reports whether
-// the queue pair of r is in ERR; reuse, whether targets that overlap count; sameQueue, whether a fence of the posted
-// requests waits for r.
+// the queue pair of r is in ERR; reuse, whether targets that overlap count; sameQueue, whether the posted requests
+// follow r in its queue. Those behind a fence then wait for r.
 func (r *trackedRequest) markOverlaps(posted []*trackedRequest, inErr, reuse, sameQueue bool) {
-	for _, t := range r.targets {
-		for _, p := range posted {
+	for _, p := range posted {
+		r.fencedOff = r.fencedOff || sameQueue && p.fenced
+		for _, t := range r.targets {
 			if reuse && slices.ContainsFunc(p.targets, t.overlaps) {
 				p.reused, p.reusedInErr = r, inErr
 			}
-			if r.isRead && !inErr && !(sameQueue && p.fenced) && slices.ContainsFunc(p.sent, t.overlaps) {
+			if r.isRead && !inErr && !(sameQueue && r.fencedOff) && slices.ContainsFunc(p.sent, t.overlaps) {
 				p.awaited = r
 			}
 		}

@@ -99,6 +99,18 @@ func TestCheckReportsPendingSource(t *testing.T) {
 			post(x, x.b, write(x, ib.SendFence))
 		}, []check.Rule{check.RuleSourcePending}},
 		{"fence", func(x *testConsumer) { post(x, x.a, read(x), write(x, ib.SendFence)) }, nil},
+		{"fence of a request in between", func(x *testConsumer) {
+			empty := write(x, ib.SendFence)
+			empty.SGList = nil
+			post(x, x.a, read(x), empty)
+			post(x, x.a, write(x, 0))
+		}, nil},
+		{"fence of a request before", func(x *testConsumer) {
+			empty := write(x, ib.SendFence)
+			empty.SGList = nil
+			post(x, x.a, empty, read(x))
+			post(x, x.a, write(x, 0))
+		}, []check.Rule{check.RuleSourcePending}},
 		{"other memory", func(x *testConsumer) {
 			wr := write(x, 0)
 			wr.SGList[0].Addr += uint64(wr.SGList[0].Length)

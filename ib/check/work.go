@@ -32,11 +32,12 @@ type trackedRequest struct {
 	read  []memorySpan
 	race  ownership
 	// sent is the memory that a send reads, by the device or at the post. fenced reports whether the send waits for the
-	// earlier READs and atomic operations of its queue pair.
-	sent    []memorySpan
-	fenced  bool
-	isRead  bool // READ or atomic operation
-	counted bool // in the checker's reads
+	// earlier READs and atomic operations of its queue pair, and fencedOff whether a later send waits for this one.
+	sent      []memorySpan
+	fenced    bool
+	fencedOff bool
+	isRead    bool // READ or atomic operation
+	counted   bool // in the checker's reads
 	// reused is an earlier request that was outstanding at the post, and may change memory of this request.
 	reused      *trackedRequest
 	reusedInErr bool // its queue pair was in ERR
