@@ -30,10 +30,12 @@ const (
 	srdTimeouts   = 14
 	srdMinTimeout = int64(MinTimeout)
 	srdMaxTimeout = int64(512 * time.Millisecond)
-	// srdRNRWait is the time before the first retransmission after a refusal with SRDNotReady. It doubles with each, up
-	// to srdMaxRNRWait.
-	srdRNRWait    = srdMinTimeout / 20 // 200 µs
-	srdMaxRNRWait = srdRNRWait << 6
+	// srdRNRWait is the time before the first probe after a refusal with SRDNotReady. It doubles with each refused
+	// probe, up to MaxRNRWait. With a limit of retries, it doubles at most as often as a single message is sent again.
+	srdRNRWait = srdMinTimeout / 20 // 200 µs
+	// MaxRNRWait is the longest time between two probes of a flow whose peer has no receive: 102.4 ms.
+	MaxRNRWait      = srdRNRWait << srdRNRDoublings
+	srdRNRDoublings = 9
 )
 
 // SRDRequest is a send work request of SRD.
@@ -79,7 +81,7 @@ type SRDPacket struct {
 //	free ---------> in flight ----------------> acked ---> free (when the window advances)
 //	                 ^  |  |                      ^
 //	            Sent |  |  +--- not ready -> waiting
-//	                 |  | lost                   | (time)
+//	                 |  | lost                   | (probe, or the peer has receives)
 //	                 due <-----------------------+
 type srdSlotState uint8
 
@@ -92,7 +94,7 @@ const (
 )
 
 type srdSlot struct {
-	at    int64 // time of the transmission, or, while waiting, of the next one
+	at    int64 // time of the transmission
 	msg   int32 // index of the message; noMessage: skip
 	index int32 // index of the packet in the message
 	state srdSlotState
@@ -110,10 +112,9 @@ type srdMessage struct {
 	began   int64 // when the first packet was sent
 	next    int32 // the next packet that was never sent
 	open    int32 // packets that were sent and are not acknowledged
-	rnr     uint8 // retransmissions that are left after refusals with roce.SRDNotReady
-	waits   uint8 // refusals with roce.SRDNotReady so far, up to 8
+	rnr     uint8 // probes that are left after a refusal with roce.SRDNotReady
 
-	refusals int  // with roce.SRDNotReady
+	refusals int  // with roce.SRDNotReady, of its packets, or of a probe while they waited
 	held     bool // the last packet waits for the others
 	used     bool
 	// status is the reason for which the request fails. The request ends when the peer has answered a Skip for each
@@ -124,15 +125,24 @@ type srdMessage struct {
 
 // SRDSender is the sending end of a flow. Its owner opens it, sends its packets, passes the answers, and takes the
 // results. A method does not allocate once the slices have grown.
+//
+// A flow without progress sends probes only:
+//   - After a timeout it sends its oldest packet again, and nothing else until the peer answers. A flow to a peer that
+//     does not answer therefore sends, in a time t, at most the packets of its window and 8 + t/512 ms probes.
+//   - Packets that the peer has refused with SRDNotReady wait. The oldest is the probe. A flow to a peer without
+//     receives sends, in a time t, each packet once and 10 + t/MaxRNRWait probes. When the peer executes a message
+//     that takes a receive, two waiting packets follow.
 type SRDSender struct {
-	MTU      int
-	RNRRetry uint8 // RNRForever: no limit
+	MTU        int
+	RNRRetry   uint8 // RNRForever: no limit
+	MaxRNRWait int64 // the limit of the time between probes in place of the constant MaxRNRWait, if longer
 
 	state    SRDState
 	opened   int64 // when Open was sent; 0: it is due
 	since    int64 // when the first Open of this attempt was sent
 	heard    bool  // the peer has ever answered
-	silent   int   // timeouts in a row
+	silent   int   // timeouts in a row; an established flow sends probes unless it is 0
+	repeated int64 // when the probe after the last timeout was sent; 0: it is due
 	timeout  int64 // ns
 	rtt      int64 // smoothed round-trip time, and its deviation (RFC 6298)
 	rttvar   int64
@@ -145,6 +155,12 @@ type SRDSender struct {
 	next  roce.PSN
 	slots []srdSlot // by PSN, a power of two
 	due   int       // slots in that state
+
+	waiting int      // slots in that state
+	retryAt int64    // when the oldest of them becomes the probe; 0: none waits, or the probe is pending
+	pending bool     // the probe is due or in flight
+	probe   roce.PSN // the PSN of the packet that looks for a receive
+	refused uint8    // refused probes in a row
 
 	msgs  []srdMessage
 	free  []int32
@@ -251,7 +267,7 @@ func (s *SRDSender) measure(d int64) {
 
 // answered notes that the peer has answered.
 func (s *SRDSender) answered(now int64) {
-	s.progress, s.silent, s.timeout = true, 0, s.firstTimeout()
+	s.progress, s.silent, s.repeated, s.timeout = true, 0, 0, s.firstTimeout()
 	if s.deadline != 0 {
 		s.arm(now + s.timeout)
 	}
@@ -293,6 +309,9 @@ func (s *SRDSender) Next() (p SRDPacket, ok bool) {
 	case SRDOpening:
 		return SRDPacket{Op: SRDOpOpen, PSN: s.una}, s.opened == 0
 	}
+	if s.silent > 0 && s.repeated != 0 {
+		return p, false
+	}
 	if s.due > 0 {
 		for psn := s.una; psn != s.next; psn = psn.Next() {
 			if k := s.slot(psn); k.state == srdDue {
@@ -303,7 +322,7 @@ func (s *SRDSender) Next() (p SRDPacket, ok bool) {
 		}
 	}
 	n := min(len(s.order)-s.head, srdActive)
-	if n == 0 || s.window() >= SRDWindow {
+	if n == 0 || s.silent > 0 || s.window() >= SRDWindow {
 		return p, false
 	}
 	at := s.head
@@ -343,6 +362,9 @@ func (s *SRDSender) Sent(p *SRDPacket, now int64) {
 		k.state, k.at, k.again = srdInFlight, now, true
 		s.due--
 		s.out += s.cost(k)
+		if s.silent > 0 {
+			s.repeated = now
+		}
 	default:
 		if n := s.window(); n == len(s.slots) {
 			s.grow(n)
@@ -384,17 +406,20 @@ func (s *SRDSender) arm(at int64) {
 	}
 }
 
-// Accepted notes that the peer has accepted the flow.
+// Accepted notes that the peer has accepted the flow. Packets that wait for a receive go on waiting.
 func (s *SRDSender) Accepted() {
 	if s.state != SRDOpening {
 		return
 	}
 	s.state, s.heard = SRDEstablished, true
-	s.silent, s.timeout, s.progress, s.deadline = 0, s.firstTimeout(), false, 0
+	s.silent, s.repeated, s.timeout, s.progress, s.deadline = 0, 0, s.firstTimeout(), false, s.retryAt
 	s.out, s.due = 0, 0
 	for psn := s.una; psn != s.next; psn = psn.Next() { // the peer has none of them
 		k := s.slot(psn)
-		if k.state == srdAcked {
+		switch k.state {
+		case srdWaiting:
+			continue
+		case srdAcked:
 			k.msg = noMessage
 		}
 		k.state = srdDue
@@ -452,6 +477,8 @@ func (s *SRDSender) leave(k *srdSlot) {
 		s.out -= s.cost(k)
 	case srdDue:
 		s.due--
+	case srdWaiting:
+		s.waiting--
 	}
 }
 
@@ -472,10 +499,17 @@ func (s *SRDSender) settle(psn roce.PSN, response bool, now int64) {
 	s.aimd.Acked(s.cost(k))
 	s.leave(k)
 	k.state = srdAcked
+	if s.pending && psn == s.probe {
+		s.pending = false
+		s.waitOn(now)
+	}
 	if k.msg == noMessage {
 		return
 	}
 	m := &s.msgs[k.msg]
+	if s.waiting > 0 && m.status == roce.SRDSuccess && m.takesReceive(k.index) {
+		s.ready(now)
+	}
 	m.open--
 	switch {
 	case m.open > 0:
@@ -531,7 +565,7 @@ func (s *SRDSender) advance() {
 		k.state = srdFree
 		s.una = s.una.Next()
 	}
-	s.deadline = 0
+	s.deadline, s.retryAt, s.refused = 0, 0, 0
 }
 
 // Response returns the request and the place in its message of the READ request with a PSN; false if no READ with that
@@ -589,26 +623,95 @@ func (s *SRDSender) Refused(psn roce.PSN, status roce.SRDStatus, now int64) {
 		default:
 			s.answered(now)
 			if k.state == srdInFlight {
-				s.notReady(k, now)
+				s.notReady(psn, k, now)
 			}
 		}
 	}
 }
 
-func (s *SRDSender) notReady(k *srdSlot, now int64) {
-	m := &s.msgs[k.msg]
-	m.refusals++
-	if m.rnr == 0 {
-		s.fail(k.msg, roce.SRDNotReady)
-		return
+// takesReceive reports whether a packet of the message takes a receive of the peer.
+func (m *srdMessage) takesReceive(index int32) bool {
+	return m.Kind == Send || m.Kind == Write && m.Imm && index == m.packets-1
+}
+
+// notReady makes a packet in flight wait, since the peer has no receive. If it is the probe, the refusal counts for all
+// waiting messages. Each message therefore fails after the time that its own retransmissions would take.
+func (s *SRDSender) notReady(psn roce.PSN, k *srdSlot, now int64) {
+	if s.pending && psn == s.probe {
+		s.pending = false
+		s.refused = min(s.refused+1, 32)
+		for at := s.una; at != s.next && s.waiting > 0; at = at.Next() {
+			if x := s.slot(at); x.state == srdWaiting {
+				s.spendRetry(x.msg)
+			}
+		}
 	}
-	if m.rnr != RNRForever {
+	if s.spendRetry(k.msg) {
+		s.leave(k)
+		k.state = srdWaiting
+		s.waiting++
+	}
+	s.waitOn(now)
+}
+
+// spendRetry counts a refusal for a message. It returns false if the message fails.
+func (s *SRDSender) spendRetry(i int32) bool {
+	m := &s.msgs[i]
+	m.refusals++
+	switch m.rnr {
+	case 0:
+		s.fail(i, roce.SRDNotReady)
+		return false
+	case RNRForever:
+	default:
 		m.rnr--
 	}
-	s.leave(k)
-	k.state, k.at = srdWaiting, now+min(srdRNRWait<<m.waits, srdMaxRNRWait)
-	m.waits = min(m.waits+1, 8)
-	s.arm(k.at)
+	return true
+}
+
+// waitOn sets the time of the next probe if packets wait and no probe is pending.
+func (s *SRDSender) waitOn(now int64) {
+	switch {
+	case s.pending || s.retryAt != 0:
+	case s.waiting == 0:
+		s.refused = 0
+	default:
+		s.retryAt = now + s.rnrWait()
+		s.arm(s.retryAt)
+	}
+}
+
+// rnrWait returns the time until the next probe.
+func (s *SRDSender) rnrWait() int64 {
+	if s.RNRRetry != RNRForever {
+		return srdRNRWait << min(s.refused, max(s.RNRRetry, 1)-1)
+	}
+	return min(srdRNRWait<<s.refused, max(MaxRNRWait, s.MaxRNRWait))
+}
+
+// ready notes that the peer has receives, and sends two of the waiting packets.
+func (s *SRDSender) ready(now int64) {
+	s.refused, s.retryAt = 0, 0
+	for range 2 {
+		s.release()
+	}
+	s.waitOn(now)
+}
+
+// release makes the oldest waiting packet due. It returns false if none waits.
+func (s *SRDSender) release() (psn roce.PSN, ok bool) {
+	if s.waiting == 0 {
+		return 0, false
+	}
+	for psn = s.una; psn != s.next; psn = psn.Next() {
+		if k := s.slot(psn); k.state == srdWaiting {
+			s.leave(k)
+			k.state = srdDue
+			s.due++
+			return psn, true
+		}
+	}
+	return 0, false
 }
 
 // FailPacket makes the request of a packet that was sent fail with SRDBadLocal, unless the request has ended.
@@ -639,6 +742,7 @@ func (s *SRDSender) Fail(status roce.SRDStatus) {
 	clear(s.slots)
 	s.msgs, s.free, s.order, s.head = s.msgs[:0], s.free[:0], s.order[:0], 0
 	s.state, s.una, s.out, s.due, s.deadline = SRDClosed, s.next, 0, 0, 0
+	s.silent, s.repeated, s.waiting, s.retryAt, s.pending, s.refused = 0, 0, 0, 0, false, 0
 	s.aimd.Reset()
 }
 
@@ -663,16 +767,25 @@ func (s *SRDSender) Expire(now int64) (timeout bool) {
 	}
 	for psn := s.una; psn != s.next; psn = psn.Next() {
 		switch k := s.slot(psn); {
-		case k.state == srdInFlight && now >= k.at+s.timeout:
+		case k.state != srdInFlight:
+		case now >= k.at+s.timeout:
 			lost = true
 			s.resend(k)
-		case k.state == srdWaiting && now >= k.at:
-			k.state = srdDue
-			s.due++
-		case k.state == srdInFlight:
+		default:
 			earliest(k.at + s.timeout)
-		case k.state == srdWaiting:
-			earliest(k.at)
+		}
+	}
+	if s.retryAt != 0 && now >= s.retryAt {
+		s.retryAt = 0
+		s.probe, s.pending = s.release()
+		s.waitOn(now)
+	}
+	if s.retryAt != 0 {
+		earliest(s.retryAt)
+	}
+	if s.silent > 0 { // only a lost probe counts as a timeout
+		if lost = s.repeated != 0 && now >= s.repeated+s.timeout; !lost && s.repeated != 0 {
+			earliest(s.repeated + s.timeout)
 		}
 	}
 	s.deadline = next
@@ -695,6 +808,6 @@ func (s *SRDSender) timedOut() bool {
 		}
 		return false
 	}
-	s.timeout = min(2*s.timeout, srdMaxTimeout)
+	s.timeout, s.repeated = min(2*s.timeout, srdMaxTimeout), 0
 	return true
 }

@@ -471,7 +471,7 @@ func failPacket(t *testing.T, s *SRDSender, psn roce.PSN) {
 // checkSRDCounts compares the counts of the sender with its slots.
 func checkSRDCounts(t *testing.T, s *SRDSender) {
 	t.Helper()
-	out, due := 0, 0
+	out, due, waiting := 0, 0, 0
 	open := make([]int32, len(s.msgs))
 	for psn := s.una; psn != s.next; psn = psn.Next() {
 		k := s.slot(psn)
@@ -480,6 +480,8 @@ func checkSRDCounts(t *testing.T, s *SRDSender) {
 			out += s.cost(k)
 		case srdDue:
 			due++
+		case srdWaiting:
+			waiting++
 		}
 		if k.msg != noMessage && k.state != srdAcked {
 			open[k.msg]++
@@ -487,6 +489,9 @@ func checkSRDCounts(t *testing.T, s *SRDSender) {
 	}
 	if got, _ := s.InFlight(); got != out || s.due != due {
 		t.Fatalf("got %d bytes in flight and %d packets to send again, want %d and %d", got, s.due, out, due)
+	}
+	if s.waiting != waiting || waiting > 0 && s.retryAt == 0 && !s.pending {
+		t.Fatalf("got %d waiting packets, with a probe at %d, want %d and a probe", s.waiting, s.retryAt, waiting)
 	}
 	for i := range s.msgs {
 		if m := &s.msgs[i]; m.used && m.open != open[i] {
@@ -543,5 +548,68 @@ func TestSRDTrim(t *testing.T) {
 			t.Errorf("after request %d: got a flow in use, want an idle one", i)
 		}
 		s.Trim()
+	}
+}
+
+// TestSRDRetriesTogether tests that messages to a peer without receives fail together, after the time that the retries
+// of a single message take, and that the flow sends one probe for all of them.
+func TestSRDRetriesTogether(t *testing.T) {
+	const messages, retries = 20, 3
+	l := newSRDLink(t, 1)
+	l.snd.RNRRetry = retries
+	data := 0
+	l.refuse = func(p *SRDPacket) roce.SRDStatus {
+		data++
+		return roce.SRDNotReady
+	}
+	for id := range uint32(messages) {
+		l.post(id, SRDRequest{Kind: Send, Length: 8})
+	}
+	l.run(time.Second)
+	for id, status := range l.ended {
+		if status != roce.SRDNotReady {
+			t.Errorf("message %d: got %v, want %v", id, status, roce.SRDNotReady)
+		}
+	}
+	if data != messages+retries {
+		t.Errorf("packets with data: got %d, want %d", data, messages+retries)
+	}
+	if least := srdRNRWait * (1<<retries - 1); l.now < least || l.now > least+srdRNRWait {
+		t.Errorf("end of the messages: got it after %v, want %v", time.Duration(l.now), time.Duration(least))
+	}
+}
+
+// TestSRDReleasesWaiting tests that each message that a peer executes sends two waiting ones, and that a peer with few
+// receives refuses few packets.
+func TestSRDReleasesWaiting(t *testing.T) {
+	const messages = 200
+	l := newSRDLink(t, 1)
+	receives, refused := 0, 0
+	l.refuse = func(p *SRDPacket) roce.SRDStatus {
+		if receives == 0 {
+			refused++
+			return roce.SRDNotReady
+		}
+		receives--
+		return roce.SRDSuccess
+	}
+	for id := range uint32(messages) {
+		l.post(id, SRDRequest{Kind: Send, Length: 8})
+	}
+	post := func(at time.Duration, n int) {
+		l.flying = append(l.flying, srdFlying{int64(at), func() { receives += n }})
+	}
+	for i := range 10 {
+		post(time.Duration(i+1)*100*time.Millisecond, 5)
+	}
+	post(2*time.Second, messages)
+	l.run(3 * time.Second)
+	l.checkSuccess()
+	// n executed messages release 2n others. The peer executes n of them and of the first probe, and refuses n+1.
+	if most := messages + 10*(5+1+srdRNRDoublings+1); refused > most {
+		t.Errorf("refused packets: got %d, want at most %d", refused, most)
+	}
+	if end := time.Duration(l.now); end > 2*time.Second+150*time.Millisecond {
+		t.Errorf("end of the messages: got it after %v, want 2.15 s", end)
 	}
 }
