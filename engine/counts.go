@@ -129,6 +129,16 @@ func (s *userShares) remove(owner any) {
 	}
 }
 
+// count returns the number of objects of an owner; 0 without a limit.
+func (s *userShares) count(owner any) uint32 {
+	if s.room == 0 {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of[owner]
+}
+
 // count counts the queue pair against its program and its user. It returns ENOMEM at a limit.
 func (qp *QP) count() error {
 	if err := qp.counts.add(countQP); err != nil {

@@ -552,8 +552,10 @@ func (t *timer) rearm() {
 		t.reflush, t.quiet = noTime, 0
 	}
 	at := earliest(qp.req.snd.Deadline(), earliest(t.unblock, t.reflush))
-	if qp.srd != nil && qp.srd.deadline != 0 {
-		at = earliest(at, qp.dev.clock.Now().Add(time.Duration(qp.srd.deadline-qp.dev.tick())))
+	if qp.srd != nil {
+		if d := qp.srd.timers.next(); d != 0 {
+			at = earliest(at, qp.dev.clock.Now().Add(time.Duration(d-qp.dev.tick())))
+		}
 	}
 	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
 		return

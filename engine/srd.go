@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"container/heap"
 	"net/netip"
 	"slices"
 	"sync"
@@ -55,8 +56,8 @@ type srd struct {
 	counted  int              // number of requests that count against the user
 
 	now      int64 // in ticks, when data were stored
-	deadline int64 // the earliest deadline of a flow, in ticks; 0: none
-	flowHand int   // index at which the search for an idle flow begins
+	timers   srdTimers
+	flowHand int // index at which the search for an idle flow begins
 	reply    transport.Reply
 	bitmap   [transport.SRDBitmapLen]byte
 }
@@ -75,6 +76,9 @@ const (
 	freeRequests = 16
 	// fewFlows is the number of flows that keep their memory while they are idle.
 	fewFlows = 64
+	// probeInterval is the mean time in nanoseconds between two probes of all flows of a user to peers without receives,
+	// once the flows have reached their limits.
+	probeInterval = 200e3
 	// sourceIdle is the time in nanoseconds after which a source may be forgotten. No sender repeats a packet for so long.
 	sourceIdle = 60e9
 )
@@ -100,6 +104,64 @@ type srdFlow struct {
 	id     uint32
 	peerID uint32
 	listed bool // in ready
+
+	due int64 // when the timer fires, in ticks, at the latest the deadline of snd
+	at  int   // index in srd.timers, plus 1; 0: no timer
+}
+
+// srdTimers holds at most one timer for each flow, in a heap by the times at which they fire. Work for a deadline is
+// therefore independent of the number of other flows.
+type srdTimers []*srdFlow
+
+func (t srdTimers) Len() int           { return len(t) }
+func (t srdTimers) Less(i, j int) bool { return t[i].due < t[j].due }
+
+func (t srdTimers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].at, t[j].at = i+1, j+1
+}
+
+// Push adds the timer of a *srdFlow.
+func (t *srdTimers) Push(x any) {
+	f := x.(*srdFlow)
+	*t = append(*t, f)
+	f.at = len(*t)
+}
+
+// Pop removes the last timer.
+func (t *srdTimers) Pop() any {
+	i := len(*t) - 1
+	f := (*t)[i]
+	(*t)[i], *t, f.at = nil, (*t)[:i], 0
+	return f
+}
+
+// next returns the time of the earliest timer; 0 if there is none.
+func (t srdTimers) next() int64 {
+	if len(t) == 0 {
+		return 0
+	}
+	return t[0].due
+}
+
+// set makes the timer of a flow fire at the deadline of the flow at the latest.
+func (t *srdTimers) set(f *srdFlow) {
+	switch d := f.snd.Deadline(); {
+	case d == 0:
+	case f.at == 0:
+		f.due = d
+		heap.Push(t, f)
+	case d < f.due:
+		f.due = d
+		heap.Fix(t, f.at-1)
+	}
+}
+
+// stop removes the timer of a flow.
+func (t *srdTimers) stop(f *srdFlow) {
+	if f.at != 0 {
+		heap.Remove(t, f.at-1)
+	}
 }
 
 // srdRefusal is a refusal to be sent.
@@ -183,22 +245,21 @@ func (s *srd) run(p *pass) {
 		}
 		p.spent += fetchCost
 	}
-	now := int64(0)
-	for len(s.ready) > 0 {
+	now, n := int64(0), 0
+	for n < len(s.ready) {
 		if now == 0 {
 			now = qp.dev.tick()
 		}
-		f := s.ready[0]
+		f := s.ready[n]
 		room := s.send(p, f, now)
-		if d := f.snd.Deadline(); d != 0 && (s.deadline == 0 || d < s.deadline) {
-			s.deadline = d
-		}
+		s.timers.set(f)
 		if !room {
 			break
 		}
 		f.listed = false
-		s.ready = s.ready[:copy(s.ready, s.ready[1:])]
+		n++
 	}
+	s.ready = s.ready[:copy(s.ready, s.ready[n:])]
 	s.read(p)
 	p.build.finish(&qp.egress)
 	qp.req.drained(s.inFlight())
@@ -286,6 +347,7 @@ func (s *srd) newFlow() *srdFlow {
 		s.flowHand = (s.flowHand + 1) % len(s.flows)
 		if f := s.flows[s.flowHand]; f.snd.Idle() && !f.listed {
 			delete(s.byPeer, f.srdPeer)
+			s.timers.stop(f)
 			*f = srdFlow{id: s.identifier(s.flowHand)}
 			f.snd.Init(s.qp.mtu, s.qp.dev.random())
 			return f
@@ -332,7 +394,7 @@ func (s *srd) release() {
 		qp.dev.requests.remove(qp.owner)
 	}
 	s.requests, s.free = nil, nil
-	s.flows, s.sources = nil, newSRDSources()
+	s.flows, s.timers, s.sources = nil, nil, newSRDSources()
 	clear(s.byPeer)
 }
 
@@ -544,6 +606,9 @@ func (s *srd) receiveResponse(p *pass, k *packet) {
 			qp.dev.counters.add(cntRcvRNR, 1)
 		}
 		s.settle(p) // the same packet may have been answered before
+		if status == roce.SRDNotReady {
+			f.snd.MaxRNRWait = int64(qp.dev.flows.count(qp.owner)) * probeInterval
+		}
 		f.snd.Refused(k.psn, status, qp.dev.tick())
 	case roce.RDMAReadResponseOnly:
 		s.receiveData(p, f, k)
@@ -684,14 +749,10 @@ func (s *srd) unknown(t *train) {
 
 // expire does the work that is due.
 func (s *srd) expire(now int64) {
-	if s.deadline == 0 || now < s.deadline {
-		return
-	}
-	s.deadline = 0
-	for _, f := range s.flows {
-		if d := f.snd.Deadline(); d == 0 {
-			continue
-		} else if now >= d {
+	for len(s.timers) > 0 && now >= s.timers[0].due {
+		f := s.timers[0]
+		s.timers.stop(f)
+		if d := f.snd.Deadline(); d != 0 && now >= d {
 			if f.snd.Expire(now) {
 				s.qp.dev.countMessage(cntRetransTimeouts, 1)
 				if f.snd.State() == transport.SRDClosed {
@@ -700,9 +761,7 @@ func (s *srd) expire(now int64) {
 			}
 			s.conclude(f)
 		}
-		if d := f.snd.Deadline(); d != 0 && (s.deadline == 0 || d < s.deadline) {
-			s.deadline = d
-		}
+		s.timers.set(f)
 	}
 }
 
@@ -728,10 +787,12 @@ func (s *srd) closeFlows() {
 	for _, f := range s.flows {
 		f.snd.Fail(roce.SRDAborted)
 		f.snd.Results()
-		f.listed = false
+		f.listed, f.at = false, 0
 	}
 	clear(s.ready)
-	s.ready, s.deadline = s.ready[:0], 0
+	s.ready = s.ready[:0]
+	clear(s.timers)
+	s.timers = s.timers[:0]
 	clear(s.replies)
 	s.replies = s.replies[:0]
 }

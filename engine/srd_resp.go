@@ -266,13 +266,13 @@ func (s *srd) answer(p *pass) {
 }
 
 func (s *srd) answerAll(p *pass) {
-	for len(s.due) > 0 {
-		src := s.due[0]
-		if !s.acknowledge(p, src) {
-			return
-		}
-		src.due = false
-		s.due = s.due[:copy(s.due, s.due[1:])]
+	n := 0
+	for n < len(s.due) && s.acknowledge(p, s.due[n]) {
+		s.due[n].due = false
+		n++
+	}
+	if s.due = s.due[:copy(s.due, s.due[n:])]; len(s.due) > 0 {
+		return
 	}
 	for len(s.refusals) > 0 {
 		r := &s.refusals[0]
@@ -281,7 +281,7 @@ func (s *srd) answerAll(p *pass) {
 		}
 		s.refusals = s.refusals[:copy(s.refusals, s.refusals[1:])]
 	}
-	n := 0
+	n = 0
 	for n < len(s.replies) && s.respond(p, &s.replies[n]) {
 		n++
 	}

@@ -150,3 +150,48 @@ func TestSRDRefusals(t *testing.T) {
 		}
 	}
 }
+
+// TestSRDTimers tests that the timers of flows fire at the deadlines, for the flows that are due only.
+func TestSRDTimers(t *testing.T) {
+	const flows = 100
+	s := newTestSRD(flows)
+	for i := range uint32(flows) {
+		f := s.flowTo(&path{dst: addrA}, i, testQKey)
+		f.snd.Push(i, transport.SRDRequest{Kind: transport.Send})
+		p, _ := f.snd.Next()
+		f.snd.Sent(&p, int64((i*37)%flows)*1e6+1)
+		s.timers.set(f)
+		s.timers.set(f)
+	}
+	if len(s.timers) != flows {
+		t.Fatalf("timers: got %d, want %d", len(s.timers), flows)
+	}
+	for range 50 {
+		want := int64(0)
+		for _, f := range s.flows {
+			if d := f.snd.Deadline(); d != 0 && (want == 0 || d < want) {
+				want = d
+			}
+		}
+		if got := s.timers.next(); got != want {
+			t.Fatalf("earliest timer: got %d, want %d", got, want)
+		}
+		f := s.timers[0]
+		s.expire(want)
+		p, ok := f.snd.Next()
+		if !ok || p.Op != transport.SRDOpOpen {
+			t.Fatalf("flow after its deadline: got %+v, %t, want an Open", p, ok)
+		}
+		f.snd.Sent(&p, want)
+		s.timers.set(f)
+	}
+	for i, f := range s.timers {
+		if f.at != i+1 {
+			t.Errorf("timer %d: got the index %d", i, f.at-1)
+		}
+	}
+	s.closeFlows()
+	if s.timers.next() != 0 {
+		t.Errorf("timer without a flow in use: got one at %d, want none", s.timers.next())
+	}
+}
