@@ -76,8 +76,8 @@ const (
 	freeRequests = 16
 	// fewFlows is the number of flows that keep their memory while they are idle.
 	fewFlows = 64
-	// probeInterval is the mean time in nanoseconds between two probes of all flows of a user to peers without receives,
-	// once the flows have reached their limits.
+	// probeInterval is the mean time in nanoseconds between two probes of all flows of a user to peers without receives
+	// or answers, once the flows have reached their limits.
 	probeInterval = 200e3
 	// sourceIdle is the time in nanoseconds after which a source may be forgotten. No sender repeats a packet for so long.
 	sourceIdle = 60e9
@@ -607,7 +607,7 @@ func (s *srd) receiveResponse(p *pass, k *packet) {
 		}
 		s.settle(p) // the same packet may have been answered before
 		if status == roce.SRDNotReady {
-			f.snd.MaxRNRWait = int64(qp.dev.flows.count(qp.owner)) * probeInterval
+			f.snd.MaxRNRWait = s.probeGap()
 		}
 		f.snd.Refused(k.psn, status, qp.dev.tick())
 	case roce.RDMAReadResponseOnly:
@@ -747,12 +747,20 @@ func (s *srd) unknown(t *train) {
 	}
 }
 
+// probeGap returns the time between two probes of each flow of the user, in nanoseconds, that probeInterval allows.
+func (s *srd) probeGap() int64 { return int64(s.qp.dev.flows.count(s.qp.owner)) * probeInterval }
+
 // expire does the work that is due.
 func (s *srd) expire(now int64) {
+	gap := int64(-1)
 	for len(s.timers) > 0 && now >= s.timers[0].due {
 		f := s.timers[0]
 		s.timers.stop(f)
 		if d := f.snd.Deadline(); d != 0 && now >= d {
+			if gap < 0 {
+				gap = s.probeGap()
+			}
+			f.snd.ProbeGap = gap
 			if f.snd.Expire(now) {
 				s.qp.dev.countMessage(cntRetransTimeouts, 1)
 				if f.snd.State() == transport.SRDClosed {

@@ -195,3 +195,33 @@ func TestSRDTimers(t *testing.T) {
 		t.Errorf("timer without a flow in use: got one at %d, want none", s.timers.next())
 	}
 }
+
+// TestSRDProbesOfUser tests the number of packets of the flows of a user to peers that do not answer. With n flows of
+// the user, each sends at most 4 packets and, in a time t, one more for each n*probeInterval.
+func TestSRDProbesOfUser(t *testing.T) {
+	const flows, others, period = 100, 4900, 4e9
+	s := newTestSRD(flows)
+	s.qp.dev.flows = userShares{room: allFlows}
+	for range others {
+		if err := s.qp.dev.flows.add(s.qp.owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range uint32(flows) {
+		s.flowTo(&path{dst: addrA}, i, testQKey).snd.Push(i, transport.SRDRequest{Kind: transport.Send})
+	}
+	sent := 0
+	for now := int64(1); now < period; now = s.timers.next() {
+		s.expire(now)
+		for _, f := range s.flows {
+			for p, ok := f.snd.Next(); ok; p, ok = f.snd.Next() {
+				f.snd.Sent(&p, now)
+				sent++
+			}
+			s.timers.set(f)
+		}
+	}
+	if most := flows * (4 + int(period/((flows+others)*probeInterval))); sent > most {
+		t.Errorf("packets of %d flows in 4 s: got %d, want at most %d", flows, sent, most)
+	}
+}

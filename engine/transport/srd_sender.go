@@ -27,7 +27,11 @@ const (
 	srdGap = 32
 	// srdTimeouts is the number of timeouts in a row, without an acknowledgement in between, after which the peer counts
 	// as dead: 4 s.
-	srdTimeouts   = 14
+	srdTimeouts = 14
+	// srdEager is the number of timeouts in a row after which SRDSender.ProbeGap applies.
+	srdEager = 3
+	// srdMaxGap limits SRDSender.ProbeGap: a peer gets at least two probes in the 4 s until it counts as dead.
+	srdMaxGap     = int64(2000 * time.Millisecond)
 	srdMinTimeout = int64(MinTimeout)
 	srdMaxTimeout = int64(512 * time.Millisecond)
 	// srdRNRWait is the time before the first probe after a refusal with SRDNotReady. It doubles with each refused
@@ -137,10 +141,18 @@ type SRDSender struct {
 	RNRRetry   uint8 // RNRForever: no limit
 	MaxRNRWait int64 // the limit of the time between probes in place of the constant MaxRNRWait, if longer
 
+	// ProbeGap is the shortest time between two probes, or two Opens, to a peer that does not answer. It applies after
+	// srdEager timeouts, or at once if the peer counted as dead before. It is 2 s at most. Probes that come too early are
+	// skipped. Timeouts stay the same.
+	ProbeGap int64
+
 	state    SRDState
-	opened   int64 // when Open was sent; 0: it is due
+	opened   int64 // when Open was sent or skipped; 0: it is due
 	since    int64 // when the first Open of this attempt was sent
 	heard    bool  // the peer has ever answered
+	dead     bool  // the peer counted as dead, and has not answered since
+	sent     int64 // when a probe or an Open was sent
+	skipped  int   // probes and Opens that ProbeGap has prevented, of those after the timeouts in a row
 	silent   int   // timeouts in a row; an established flow sends probes unless it is 0
 	repeated int64 // when the probe after the last timeout was sent; 0: it is due
 	timeout  int64 // ns
@@ -246,7 +258,7 @@ func (s *SRDSender) unlist(at int32) {
 }
 
 func (s *SRDSender) open() {
-	s.state, s.opened, s.silent, s.progress = SRDOpening, 0, 0, false
+	s.state, s.opened, s.silent, s.skipped, s.progress = SRDOpening, 0, 0, 0, false
 	s.timeout, s.deadline = s.firstTimeout(), 0
 }
 
@@ -267,7 +279,7 @@ func (s *SRDSender) measure(d int64) {
 
 // answered notes that the peer has answered.
 func (s *SRDSender) answered(now int64) {
-	s.progress, s.silent, s.repeated, s.timeout = true, 0, 0, s.firstTimeout()
+	s.progress, s.dead, s.silent, s.skipped, s.repeated, s.timeout = true, false, 0, 0, 0, s.firstTimeout()
 	if s.deadline != 0 {
 		s.arm(now + s.timeout)
 	}
@@ -355,6 +367,7 @@ func (s *SRDSender) Sent(p *SRDPacket, now int64) {
 		if s.opened = now; s.silent == 0 {
 			s.since = now
 		}
+		s.sent = now
 		s.arm(now + s.timeout)
 		return
 	case p.Again:
@@ -363,7 +376,7 @@ func (s *SRDSender) Sent(p *SRDPacket, now int64) {
 		s.due--
 		s.out += s.cost(k)
 		if s.silent > 0 {
-			s.repeated = now
+			s.repeated, s.sent = now, now
 		}
 	default:
 		if n := s.window(); n == len(s.slots) {
@@ -411,7 +424,7 @@ func (s *SRDSender) Accepted() {
 	if s.state != SRDOpening {
 		return
 	}
-	s.state, s.heard = SRDEstablished, true
+	s.state, s.heard, s.dead, s.skipped = SRDEstablished, true, false, 0
 	s.silent, s.repeated, s.timeout, s.progress, s.deadline = 0, 0, s.firstTimeout(), false, s.retryAt
 	s.out, s.due = 0, 0
 	for psn := s.una; psn != s.next; psn = psn.Next() { // the peer has none of them
@@ -732,7 +745,7 @@ func (s *SRDSender) Fail(status roce.SRDStatus) {
 			if m.began == 0 {
 				m.began = s.since
 			}
-			r := SRDResult{ID: m.id, Status: status, Began: m.began, Attempts: s.silent}
+			r := SRDResult{ID: m.id, Status: status, Began: m.began, Attempts: s.silent - s.skipped}
 			if m.status != roce.SRDSuccess { // the peer has not answered all Skips
 				r.Status, r.Attempts = m.status, m.refusals
 			}
@@ -742,7 +755,7 @@ func (s *SRDSender) Fail(status roce.SRDStatus) {
 	clear(s.slots)
 	s.msgs, s.free, s.order, s.head = s.msgs[:0], s.free[:0], s.order[:0], 0
 	s.state, s.una, s.out, s.due, s.deadline = SRDClosed, s.next, 0, 0, 0
-	s.silent, s.repeated, s.waiting, s.retryAt, s.pending, s.refused = 0, 0, 0, 0, false, 0
+	s.silent, s.skipped, s.repeated, s.waiting, s.retryAt, s.pending, s.refused = 0, 0, 0, 0, 0, false, 0
 	s.aimd.Reset()
 }
 
@@ -755,7 +768,10 @@ func (s *SRDSender) Expire(now int64) (timeout bool) {
 	s.deadline = 0
 	if s.state == SRDOpening {
 		if timeout = s.opened != 0; timeout && s.timedOut() {
-			s.opened = 0
+			if s.opened = 0; s.skipProbe(now) {
+				s.opened = now
+				s.arm(now + s.timeout)
+			}
 		}
 		return timeout
 	}
@@ -791,14 +807,27 @@ func (s *SRDSender) Expire(now int64) (timeout bool) {
 	s.deadline = next
 	if lost && s.timedOut() {
 		s.aimd.Lost(s.MTU)
+		if s.skipProbe(now) {
+			s.repeated = now
+			s.arm(now + s.timeout)
+		}
 	}
 	return lost
+}
+
+// skipProbe skips the probe after a timeout, and returns true, if it would come too early after the last one.
+func (s *SRDSender) skipProbe(now int64) bool {
+	if !s.dead && s.silent <= srdEager || now-s.sent >= min(s.ProbeGap, srdMaxGap) {
+		return false
+	}
+	s.skipped++
+	return true
 }
 
 // timedOut counts a timeout. It returns false if it was the last one, and all requests have ended.
 func (s *SRDSender) timedOut() bool {
 	if s.progress {
-		s.silent, s.timeout, s.progress = 0, s.firstTimeout(), false
+		s.silent, s.skipped, s.timeout, s.progress = 0, 0, s.firstTimeout(), false
 	}
 	if s.silent++; s.silent > srdTimeouts {
 		if s.heard {
@@ -806,6 +835,7 @@ func (s *SRDSender) timedOut() bool {
 		} else {
 			s.Fail(roce.SRDUnreachable)
 		}
+		s.dead = true
 		return false
 	}
 	s.timeout, s.repeated = min(2*s.timeout, srdMaxTimeout), 0

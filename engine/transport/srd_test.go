@@ -613,3 +613,66 @@ func TestSRDReleasesWaiting(t *testing.T) {
 		t.Errorf("end of the messages: got it after %v, want 2.15 s", end)
 	}
 }
+
+// TestSRDProbeGap tests the number of packets to a peer that does not answer, with and without a gap between probes.
+// The gap applies after srdEager timeouts, or at once if the peer counted as dead before. The requests end with the
+// same status after the same time.
+func TestSRDProbeGap(t *testing.T) {
+	const gap = srdMaxGap / 2
+	for _, c := range []struct {
+		gap           int64
+		first, second int // packets of the requests, which are posted one after the other
+	}{
+		{0, srdTimeouts + 1, srdTimeouts + 1},
+		{srdMinTimeout, srdTimeouts + 1, srdTimeouts + 1},
+		{gap, 1 + srdEager + 3, 1 + 4},
+		{4 * srdMaxGap, 1 + srdEager + 2, 1 + 2},
+	} {
+		for _, established := range []bool{false, true} {
+			var s SRDSender
+			s.Init(srdTestMTU, 1)
+			s.ProbeGap = c.gap
+			now := int64(1)
+			if established {
+				s.Push(0, SRDRequest{Kind: Send})
+				for range 2 {
+					p, _ := s.Next()
+					s.Sent(&p, now)
+					s.Accepted()
+				}
+				s.Acked(s.next, nil, now)
+				s.Results()
+			}
+			for i, want := range []int{c.first, c.second} {
+				began, sent := now, 0
+				var r []SRDResult
+				for s.Push(1, SRDRequest{Kind: Send}); len(r) == 0; r = s.Results() {
+					for p, ok := s.Next(); ok; p, ok = s.Next() {
+						s.Sent(&p, now)
+						sent++
+					}
+					now = s.Deadline()
+					s.Expire(now)
+				}
+				if sent != want || r[0].Attempts != want {
+					t.Errorf("request %d, gap %v, established %t: got %d packets and %d attempts, want %d", i+1,
+						time.Duration(c.gap), established, sent, r[0].Attempts, want)
+				}
+				status := roce.SRDUnreachable
+				if established {
+					status = roce.SRDUnresponsive
+				}
+				if d := time.Duration(now - began); r[0].Status != status || d != 4604*time.Millisecond {
+					t.Errorf("request %d, gap %v: got %v after %v, want %v after 4.604 s", i+1, time.Duration(c.gap),
+						r[0].Status, d, status)
+				}
+			}
+			s.Push(2, SRDRequest{Kind: Send})
+			p, _ := s.Next()
+			s.Sent(&p, now)
+			if s.Accepted(); s.dead {
+				t.Error("peer after an Accept: got a dead one")
+			}
+		}
+	}
+}
