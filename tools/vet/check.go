@@ -24,6 +24,7 @@ const (
 	Arm      = "arm"
 	Order    = "order"
 	Panic    = "panic"
+	Life     = "life"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -96,7 +97,7 @@ func (p *Program) Check() []Report {
 
 // escapableChecks lists the checks that an escape may name.
 var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, Keep, Status, Arm,
-	Order, Panic, program, Open, Restat, Receive, Close, Recover}
+	Order, Panic, Life, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (ds *directives) checkEscapes() (reports []Report) {

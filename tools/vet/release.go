@@ -54,7 +54,8 @@ func (p *Program) checkReleases() (reports []Report) {
 			}
 		}
 	}
-	return append(reports, r.checkInvalidations()...)
+	reports = append(reports, r.checkInvalidations()...)
+	return append(reports, p.checkLives(r)...)
 }
 
 // checkPartialPost reports a post of a list if an exported function ignores the number of accepted requests, and after
