@@ -55,7 +55,8 @@ func (p *Program) checkReleases() (reports []Report) {
 		}
 	}
 	reports = append(reports, r.checkInvalidations()...)
-	return append(reports, p.checkLives(r)...)
+	reports = append(reports, p.checkLives(r)...)
+	return append(reports, p.checkSurvivors()...)
 }
 
 // checkPartialPost reports a post of a list if an exported function ignores the number of accepted requests, and after
