@@ -25,15 +25,18 @@ const (
 	limitEvent = "EventSRQLimitReached"
 	lastEvent  = "EventQPLastWQEReached"
 
-	modifySRQ  = "(*" + ibPath + ".SRQ).Modify"
-	createSRQ  = "(*" + ibPath + ".PD).CreateSRQ"
-	postSRQ    = "(*" + ibPath + ".SRQ).PostRecv"
-	postOnSRQ  = "(*" + completionPath + ".CQ).PostSRQ"
-	pollCQ     = "(*" + ibPath + ".CQ).Poll"
-	destroyQP  = "(*" + ibPath + ".QP).Destroy"
-	destroyCQ  = "(*" + ibPath + ".CQ).Destroy"
-	limitFlag  = "SRQAttrLimit"
-	maxCallers = 64 // depth of a search for callers
+	modifySRQ     = "(*" + ibPath + ".SRQ).Modify"
+	createSRQ     = "(*" + ibPath + ".PD).CreateSRQ"
+	createUserSRQ = "(*" + verbsPath + ".PD).CreateSRQ"
+	postUserSRQ   = "(*" + verbsPath + ".SRQ).PostRecv"
+	setLimit      = "(*" + verbsPath + ".SRQ).SetLimit"
+	postSRQ       = "(*" + ibPath + ".SRQ).PostRecv"
+	postOnSRQ     = "(*" + completionPath + ".CQ).PostSRQ"
+	pollCQ        = "(*" + ibPath + ".CQ).Poll"
+	destroyQP     = "(*" + ibPath + ".QP).Destroy"
+	destroyCQ     = "(*" + ibPath + ".CQ).Destroy"
+	limitFlag     = "SRQAttrLimit"
+	maxCallers    = 64 // depth of a search for callers
 )
 
 // checkEvents reports a limit of a shared receive queue that is not armed again, and completions of destroyed queue
@@ -52,11 +55,21 @@ func (p *Program) checkEvents() (reports []Report) {
 	return append(e.checkLimits(), e.checkDestroyedQPs()...)
 }
 
-// ibConst returns a constant of package ib, or nil.
+// verbsConsts contains the names in package verbs of constants of package ib.
+var verbsConsts = map[string]string{
+	limitEvent: "EventSRQLimit", wrLocalInv: "LocalInvalidate", "WRSend": "Send", "WRSendWithImm": "SendWithImm",
+	"WRSendWithInv": "SendInvalidate", "WRRDMAWrite": "Write", "WRRDMAWriteWithImm": "WriteWithImm",
+}
+
+// ibConst returns a constant of package ib, or its equal in package verbs if the program does not contain package ib,
+// or nil.
 func (p *Program) ibConst(name string) *types.Const {
 	k := p.prog.ImportedPackage(ibPath)
 	if k == nil {
-		return nil
+		if k = p.prog.ImportedPackage(verbsPath); k == nil || verbsConsts[name] == "" {
+			return nil
+		}
+		name = verbsConsts[name]
 	}
 	c, _ := k.Pkg.Scope().Lookup(name).(*types.Const)
 	return c
@@ -155,8 +168,20 @@ func (e *eventFlow) isEventFunc(f *function, event string) bool {
 // isCreation reports whether a function runs only while a shared receive queue is created.
 func (e *eventFlow) isCreation(f *function) bool {
 	return e.all(f, func(g *function) bool {
-		return slices.ContainsFunc(g.calls, func(c *call) bool { return c.static != nil && c.static.FullName() == createSRQ })
+		return createsSRQ(g) || !hasLoop(g) && slices.ContainsFunc(g.calls, func(c *call) bool {
+			return !c.spawns && len(c.callees) == 1 && createsSRQ(c.callees[0]) && !isMidlayer(c.callees[0])
+		})
 	}, 0)
+}
+
+func createsSRQ(f *function) bool {
+	return slices.ContainsFunc(f.calls, func(c *call) bool {
+		return c.static != nil && slices.Contains([]string{createSRQ, createUserSRQ}, c.static.FullName())
+	})
+}
+
+func hasLoop(f *function) bool {
+	return slices.ContainsFunc(f.Blocks, func(b *ssa.BasicBlock) bool { return reachesBlock(b, b, nil) })
 }
 
 // callees returns f and the functions of consumers that f calls.
@@ -284,8 +309,17 @@ func (e *eventFlow) callsOf(k *types.Package, names ...string) (list []caller) {
 // onlyArming returns the call that arms a limit at the creation of a queue, or nil if other calls may arm it later.
 func (e *eventFlow) onlyArming(k *types.Package) (first *caller) {
 	flag := e.p.ibConst(limitFlag)
-	for _, c := range e.callsOf(k, modifySRQ) {
+	for _, c := range e.callsOf(k, modifySRQ, setLimit) {
 		args := c.c.at.(ssa.CallInstruction).Common().Args
+		if c.c.static.FullName() == setLimit {
+			if !e.isCreation(c.in) {
+				return nil
+			}
+			if first == nil {
+				first = &c
+			}
+			continue
+		}
 		mask, ok := args[len(args)-1].(*ssa.Const)
 		if !ok || flag == nil || !e.isCreation(c.in) {
 			return nil
@@ -302,7 +336,7 @@ func (e *eventFlow) onlyArming(k *types.Package) (first *caller) {
 // otherwise only after the event.
 func (e *eventFlow) fillsOnlyAfterLimit(k *types.Package) bool {
 	later := false
-	for _, c := range e.callsOf(k, postSRQ, postOnSRQ) {
+	for _, c := range e.callsOf(k, postSRQ, postOnSRQ, postUserSRQ) {
 		only, after := e.isLimitDriven(c.in, 0)
 		if !only {
 			return false

@@ -1,10 +1,7 @@
 // Package limit refills a shared receive queue after its event, but does not arm the limit again.
 package limit
 
-import (
-	"verbena/ib"
-	"verbena/ib/completion"
-)
+import "verbena/ib"
 
 type spawning struct {
 	srq *ib.SRQ
@@ -28,5 +25,3 @@ func (s *spawning) event(_ *ib.SRQ, e ib.EventType) {
 }
 
 func (s *spawning) refill() { _, _ = s.srq.PostRecv(s.wrs...) }
-
-var _ = completion.Callback
