@@ -36,7 +36,7 @@ type lifeKey struct {
 type lifeFact struct {
 	call   *ssa.Call // the fact does not hold if this call fails; may be nil
 	pos    token.Pos // in the outermost function
-	isNil  bool      // the object is nil, and not destroyed
+	isNil  bool      // the object is nil, or the post has failed
 	closes string    // the name of the method that ended the object
 	object string
 	from   int64 // the sent bytes
@@ -503,13 +503,20 @@ func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
 				continue
 			}
 		}
-		if failed, on := failureEdge(at, err); on && failed == i || !on && dependsOn(at.Cond, err, 0) {
+		switch failed, on := failureEdge(at, err); {
+		case on && failed == i && (k.kind == lifeInvalid || k.kind == lifeSent):
+			st[k] = lifeFact{isNil: true}
+		case on && failed == i, !on && dependsOn(at.Cond, err, 0):
 			delete(st, k)
 		}
 	}
 	if o, ok := at.Cond.(*ssa.BinOp); ok && (o.Op == token.EQL || o.Op == token.NEQ) && isNil(o.Y) {
 		if (o.Op == token.NEQ) == (i == 0) && types.Identical(o.X.Type(), types.Universe.Lookup("error").Type()) {
-			st.awaits() // after an error the requests may have been flushed
+			for k, x := range st { // after an error the requests may have been flushed
+				if !x.isNil && (k.kind == lifeInvalid || k.kind == lifeSent) {
+					delete(st, k)
+				}
+			}
 		}
 		if path := fr.pathOf(o.X); path != "" && (o.Op == token.EQL) == (i == 0) {
 			if _, ok := st[lifeKey{lifeEnded, path}]; !ok {
@@ -756,7 +763,8 @@ func (fr *lifeFrame) reportAt(check string, pos token.Pos, at ssa.Instruction, s
 	for outer.up != nil {
 		outer = outer.up
 	}
-	if !fr.final || l.said[pos] || l.p.escapes.escapeAt(l.p.Fset, pos, check) != nil {
+	if !fr.final || l.said[pos] || fr.up != nil && since.pos == fr.where(at) || // the callee has its own report
+		l.p.escapes.escapeAt(l.p.Fset, pos, check) != nil {
 		return
 	}
 	l.said[pos] = true
@@ -817,7 +825,7 @@ func expectsError(c *ssa.Call) bool {
 
 // changed reports the change or the end of a region whose invalidation has not completed.
 func (fr *lifeFrame) changed(st lifeState, path string, at ssa.Instruction, name string) {
-	if x, ok := st[lifeKey{lifeInvalid, path}]; ok && path != "" && fr.isUnguarded(at.Block()) {
+	if x, ok := st[lifeKey{lifeInvalid, path}]; ok && !x.isNil && path != "" && fr.isUnguarded(at.Block()) {
 		fr.report(Release, at, x, "calls MR."+name+" when the region's invalidation has been posted, not when it has completed",
 			"posts "+wrLocalInv)
 	}
@@ -827,7 +835,7 @@ func (fr *lifeFrame) changed(st lifeState, path string, at ssa.Instruction, name
 func (fr *lifeFrame) give(st lifeState, v ssa.Value, pool string, at ssa.Instruction) {
 	path := fr.pathOf(v)
 	for k, x := range st {
-		if k.kind == lifeInvalid && path != "" && (k.path == path || strings.HasPrefix(k.path, path+".")) {
+		if k.kind == lifeInvalid && !x.isNil && path != "" && (k.path == path || strings.HasPrefix(k.path, path+".")) {
 			fr.reportAt(Release, x.pos, at, x, "gives a region back to "+pool+" when its invalidation has been posted, not when it has "+
 				"completed", "posts "+wrLocalInv)
 		}
@@ -1054,7 +1062,7 @@ func (fr *lifeFrame) writeAt(st lifeState, v ssa.Value, offset int64, at ssa.Ins
 		mr, _ = fr.sibling(path, fieldOf(v), fr.l.memory[fieldOf(v)], v)
 	}
 	x, ok := st[lifeKey{lifeSent, mr}]
-	if mr == "" || !ok || offset < x.from || x.until < 0 && offset != x.from || x.until >= 0 && offset >= x.until ||
+	if mr == "" || !ok || x.isNil || offset < x.from || x.until < 0 && offset != x.from || x.until >= 0 && offset >= x.until ||
 		!fr.isUnguarded(at.Block()) {
 		return
 	}
