@@ -55,7 +55,7 @@ type lifeCheck struct {
 	localInv *types.Const
 	inline   *types.Const
 	relevant map[*function]bool // functions that call methods of objects, also in callees
-	makes    map[*function]bool // those that end objects or post sends
+	makes    map[*function]bool // functions that end objects or post sends
 	orders   map[*function]*blockOrder
 	sleeps   map[ssa.Instruction]bool
 	kin      map[kinship]string // the value is the reason
@@ -69,7 +69,8 @@ type lifeCheck struct {
 // posted requests use.
 func (p *Program) checkLives(r *releaseCheck) []Report {
 	l := &lifeCheck{p: p, release: r, localInv: p.ibConst(wrLocalInv), inline: p.ibConst("SendInline"),
-		relevant: map[*function]bool{}, makes: map[*function]bool{}, orders: map[*function]*blockOrder{}, sleeps: map[ssa.Instruction]bool{}, kin: map[kinship]string{},
+		relevant: map[*function]bool{}, makes: map[*function]bool{}, orders: map[*function]*blockOrder{},
+		sleeps: map[ssa.Instruction]bool{}, kin: map[kinship]string{},
 		memory: map[*types.Var]*types.Var{}, roots: map[ssa.Value]string{}, said: map[token.Pos]bool{}}
 	l.index()
 	for _, f := range p.order {
@@ -162,7 +163,8 @@ func isEnd(name string) bool {
 
 // isInert reports whether a method may be called after the end of its receiver.
 func isInert(name string) bool {
-	return isEnd(name) || slices.Contains([]string{"Num", "RKey", "Addr", "String", "State", "Init", "PD", "Device", "Name",
+	return isEnd(name) || slices.Contains([]string{"Num", "RKey", "Addr", "String", "State", "Init", "PD", "Device",
+		"Name",
 		"Access", "IB", "Len", "Entries", "Channel"}, name)
 }
 
@@ -305,8 +307,8 @@ type lifeFrame struct {
 	final bool // the walk has reached its fixed point, and reports
 }
 
-// pathOf returns a name for a value: a variable, result or parameter, followed by fields. Two loads of one field have one
-// name. pathOf returns "" if the value is an element of a container.
+// pathOf returns a name for a value: a variable, result or parameter, followed by fields. Two loads of one field have
+// one name. pathOf returns "" if the value is an element of a container.
 func (fr *lifeFrame) pathOf(v ssa.Value) string {
 	if s, ok := fr.bind[v]; ok {
 		return s
@@ -405,7 +407,7 @@ func (l *lifeCheck) orderOf(f *function) *blockOrder {
 	return o
 }
 
-// walk computes the facts after a function. The facts before it are in.
+// walk returns the facts after a function. Its argument in holds the facts before the function.
 func (l *lifeCheck) walk(fr *lifeFrame, in lifeState) lifeState {
 	order := l.orderOf(fr.f)
 	blocks := order.blocks
@@ -823,7 +825,7 @@ func expectsError(c *ssa.Call) bool {
 	})
 }
 
-// changed reports the change or the end of a region whose invalidation has not completed.
+// changed reports the change or the end of a region before its invalidation has completed.
 func (fr *lifeFrame) changed(st lifeState, path string, at ssa.Instruction, name string) {
 	if x, ok := st[lifeKey{lifeInvalid, path}]; ok && !x.isNil && path != "" && fr.isUnguarded(at.Block()) {
 		fr.report(Release, at, x, "calls MR."+name+" when the region's invalidation has been posted, not when it has completed",
@@ -836,14 +838,15 @@ func (fr *lifeFrame) give(st lifeState, v ssa.Value, pool string, at ssa.Instruc
 	path := fr.pathOf(v)
 	for k, x := range st {
 		if k.kind == lifeInvalid && !x.isNil && path != "" && (k.path == path || strings.HasPrefix(k.path, path+".")) {
-			fr.reportAt(Release, x.pos, at, x, "gives a region back to "+pool+" when its invalidation has been posted, not when it has "+
-				"completed", "posts "+wrLocalInv)
+			fr.reportAt(Release, x.pos, at, x, "gives a region back to "+pool+" when its invalidation has been posted, not "+
+				"when it has completed", "posts "+wrLocalInv)
 		}
 	}
 }
 
 // end records the end of an object.
-func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call, at ssa.Instruction, name, typ string) {
+func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call, at ssa.Instruction,
+	name, typ string) {
 	if x, ok := st[lifeKey{lifeEarly, path}]; ok && !x.isNil {
 		fr.report(Life, at, x, "ends an object after "+x.object+", but the former "+x.closes, "ends "+x.object)
 	}
@@ -932,7 +935,7 @@ func (fr *lifeFrame) describe(addr ssa.Value) (w describedWR) {
 	fields := fieldStores(addr)
 	key := fields["InvalidateRKey"]
 	if key == nil {
-		key = fields["InvalidateKey"] // of package verbs
+		key = fields["InvalidateKey"]
 	}
 	if mr := methodCall(key, "RKey"); mr != nil && fr.l.localInv != nil {
 		if op, ok := fields["Opcode"].(*ssa.Const); ok && constant.Compare(op.Value, token.EQL, fr.l.localInv.Val()) {
@@ -957,7 +960,7 @@ func (fr *lifeFrame) describe(addr ssa.Value) (w describedWR) {
 		if v == nil {
 			continue
 		}
-		if m := methodCall(v, "SGE"); m != nil { // of package verbs
+		if m := methodCall(v, "SGE"); m != nil {
 			args := v.(*ssa.Call).Common().Args
 			from, ok1 := constInt(args[1])
 			n, ok2 := constInt(args[2])
@@ -1062,7 +1065,8 @@ func (fr *lifeFrame) writeAt(st lifeState, v ssa.Value, offset int64, at ssa.Ins
 		mr, _ = fr.sibling(path, fieldOf(v), fr.l.memory[fieldOf(v)], v)
 	}
 	x, ok := st[lifeKey{lifeSent, mr}]
-	if mr == "" || !ok || x.isNil || offset < x.from || x.until < 0 && offset != x.from || x.until >= 0 && offset >= x.until ||
+	if mr == "" || !ok || x.isNil || offset < x.from || x.until < 0 && offset != x.from ||
+		x.until >= 0 && offset >= x.until ||
 		!fr.isUnguarded(at.Block()) {
 		return
 	}

@@ -78,9 +78,9 @@ func TestTableOfRules(t *testing.T) {
 				checks = k.checks
 			}
 		}
-		words := strings.Fields(m[1])
-		if len(words) > 9 {
-			words = append(words[:9], "…")
+		words := strings.Fields(strings.Replace(m[1], "A granted capacity", "A capacity of a queue", 1))
+		if len(words) > 5 {
+			words = append(words[:5], "…")
 		}
 		b.WriteString("| " + strings.Join(words, " ") + " | " + cell(checks) + " | " +
 			cell(tags(checkedTag, m[3], -1)) + " | " + cell(tags(testTag, m[3], 2)) + " |\n")
