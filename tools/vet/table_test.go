@@ -46,6 +46,10 @@ var (
 	testTag    = regexp.MustCompile("`([A-Z][A-Za-z]+(?:/[A-Za-z0-9]+)?)`")
 )
 
+// plainWords replaces words that the lint of the page refuses.
+var plainWords = strings.NewReplacer("A granted capacity", "A capacity of a queue",
+	"request whose memory cannot be read", "request with memory that cannot be read")
+
 const tableBegin, tableEnd = "<!-- rules -->\n", "<!-- end of rules -->\n"
 
 // TestTableOfRules checks that the table of docs/verbenavet.md has each rule of docs/results/contract.md, with its
@@ -78,7 +82,7 @@ func TestTableOfRules(t *testing.T) {
 				checks = k.checks
 			}
 		}
-		words := strings.Fields(strings.Replace(m[1], "A granted capacity", "A capacity of a queue", 1))
+		words := strings.Fields(plainWords.Replace(m[1]))
 		if len(words) > 5 {
 			words = append(words[:5], "…")
 		}
