@@ -27,7 +27,7 @@ demo: build ## run an RDMA ping-pong: first between unmodified programs, then in
 test: export NO_INSTALL := 1
 # The guest of interop-test waits half of its time. Several builds at once must not write the same file.
 test: have-deps build tools ## run all checks of a change, and install nothing. FAIL_FAST=1 stops after the first failed stage
-	@scripts/stages interop-test\& lint libraries cross wait unit e2e
+	@scripts/stages lint interop-test\& libraries cross wait unit e2e
 
 .PHONY: quick
 quick: ## run the checks that need neither root nor packages, with fewer rounds (-short). Takes less than a minute on two cores

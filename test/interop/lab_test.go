@@ -177,7 +177,7 @@ func (l *testbed) programPath(name string) string { return filepath.Join(l.dir, 
 
 // runCommand runs a command on the host and waits for it.
 func (l *testbed) runCommand(argv ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = l.env
