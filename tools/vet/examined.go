@@ -51,12 +51,18 @@ func (u *fieldUses) isExamined(b *ssa.BasicBlock, of ssa.Value) bool {
 			continue
 		}
 		for i, to := range d.Succs {
-			if len(to.Preds) == 1 && to.Dominates(b) && u.outcomeAllows(cond.Cond, i == 0, of) {
+			if isEnteredFrom(to, d) && to.Dominates(b) && u.outcomeAllows(cond.Cond, i == 0, of) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// isEnteredFrom reports whether a block is entered only from another one. The jumps back of a loop do not count.
+func isEnteredFrom(b, from *ssa.BasicBlock) bool {
+	return !slices.ContainsFunc(b.Preds, func(p *ssa.BasicBlock) bool { return p != from && !b.Dominates(p) }) &&
+		from.Succs[0] != from.Succs[len(from.Succs)-1]
 }
 
 // outcomeAllows reports whether the outcome of a condition means that the status of a completion was examined, and is

@@ -298,10 +298,41 @@ func (lt *lockTable) applyCall(f *function, fl *lockFlow, s lockState, at ssa.Ca
 			}
 			return
 		}
+		if l := lt.returnedUnlock(at); l != nil {
+			s.release(l, let)
+			return
+		}
 		if list := c.ownCallees(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.isLockerCall()) {
 			lt.applyCallee(list[0], s, let)
 		}
 	}
+}
+
+// returnedUnlock returns the lock that a call releases if it calls the result of a function, which returns the Unlock
+// of a lock as a method value: defer p.lock()(). It returns nil for another call.
+func (lt *lockTable) returnedUnlock(at ssa.CallInstruction) (l *lock) {
+	made, ok := at.Common().Value.(*ssa.Call)
+	if !ok {
+		return nil
+	}
+	f := lt.graph.funcs[made.Common().StaticCallee()]
+	if f == nil {
+		return nil
+	}
+	for _, b := range f.Blocks {
+		r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return)
+		if !ok {
+			continue
+		}
+		m, ok := r.Results[0].(*ssa.MakeClosure)
+		if !ok || len(r.Results) != 1 || lockCallKindOf(boundMethod(m.Fn.(*ssa.Function))) != unlockCalled {
+			return nil
+		}
+		if l = lt.lockAt(f, m.Bindings[0]); l == nil {
+			return nil
+		}
+	}
+	return l
 }
 
 // isLockerCall reports whether a call is a call of a method of a lock's interface.

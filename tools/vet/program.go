@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"go/token"
 	"go/types"
+	"maps"
 	"path/filepath"
 	"strings"
 
@@ -233,7 +234,33 @@ func allFunctions(prog *ssa.Program) map[*ssa.Function]bool {
 			}
 		}
 	}
+	for f := range maps.Clone(all) {
+		for v := range f.Signature.Results().Variables() {
+			for _, m := range instanceMethods(prog, v.Type()) {
+				add(m)
+			}
+		}
+	}
 	return all
+}
+
+// instanceMethods returns the methods of an instance of a generic type. The holder of a function's result may call
+// them.
+func instanceMethods(prog *ssa.Program, t types.Type) (list []*ssa.Function) {
+	n, ok := types.Unalias(deref(t)).(*types.Named)
+	if !ok || n.TypeArgs().Len() == 0 || types.IsInterface(n) {
+		return nil
+	}
+	for a := range n.TypeArgs().Types() {
+		if _, ok := types.Unalias(a).(*types.TypeParam); ok {
+			return nil
+		}
+	}
+	set := prog.MethodSets.MethodSet(types.NewPointer(n))
+	for i := range set.Len() {
+		list = append(list, prog.MethodValue(set.At(i)))
+	}
+	return list
 }
 
 // isOwnPackage reports whether a package belongs to the module, or is the checked package.

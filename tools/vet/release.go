@@ -409,6 +409,12 @@ func poolUseOf(at ssa.Instruction) (u poolUse, ok bool) {
 		return poolUse{pool: poolOf(at.Chan), gives: true, value: at.X}, true
 	case *ssa.UnOp:
 		return poolUse{pool: poolOf(at.X)}, at.Op == token.ARROW
+	case *ssa.Select:
+		if len(at.States) != 1 {
+			return u, false
+		}
+		x := at.States[0]
+		return poolUse{pool: poolOf(x.Chan), gives: x.Dir == types.SendOnly, value: x.Send}, true
 	case *ssa.Call:
 		switch args := at.Common().Args; fullName(at.Common().StaticCallee()) {
 		case "(*sync.Pool).Put":
