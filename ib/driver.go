@@ -339,8 +339,8 @@ type SendQueuer interface {
 }
 
 // WriteHolder holds the data of RDMA WRITEs that the peer of a queue pair has sent, and stores them later. The peer's
-// request may complete before. The driver holds no lock when it calls a method. A method may wait for the memory of the
-// queue pair's program, like umem.Region.WriteV, and for nothing else.
+// request may complete before. When the driver calls a method, it holds no lock other than that of an access to the
+// memory. A method may wait for the memory of the queue pair's program, like umem.Region.WriteV, and for nothing else.
 type WriteHolder interface {
 	// HoldWrite takes a copy of data for a range of a region, before the driver stores them, and returns true. If it
 	// returns false, the driver stores the data. access has the rights of the registration.
