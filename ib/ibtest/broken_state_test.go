@@ -350,13 +350,7 @@ var memoryDefects = []driverDefect{
 	{
 		defect: "writes to memory shortly after the destruction of the queue pair",
 		break_: func(d *wrongDriver) {
-			var late atomic.Pointer[ib.SGE]
-			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
-				if len(wrs[0].SGList) > 0 {
-					late.Store(&wrs[0].SGList[0])
-				}
-				return q.QP.PostRecv(wrs)
-			}
+			late := rememberReceives(d)
 			d.destroyQP = func(q *wrongQP) error {
 				err := q.QP.Destroy()
 				if s := late.Swap(nil); s != nil {
@@ -372,13 +366,7 @@ var memoryDefects = []driverDefect{
 	{
 		defect: "writes to the memory of a receive shortly after the queue pair went to RESET",
 		break_: func(d *wrongDriver) {
-			var late atomic.Pointer[ib.SGE]
-			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
-				if len(wrs[0].SGList) > 0 {
-					late.Store(&wrs[0].SGList[0])
-				}
-				return q.QP.PostRecv(wrs)
-			}
+			late := rememberReceives(d)
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				err := q.QP.Modify(a, m, nil)
 				if s := late.Load(); s != nil && m&ib.QPAttrState != 0 && a.State == ib.QPReset {
@@ -394,14 +382,9 @@ var memoryDefects = []driverDefect{
 	{
 		defect: "sends the data of a request shortly after its queue pair went to RESET",
 		break_: func(d *wrongDriver) {
-			var from, to atomic.Pointer[ib.SGE]
+			to := rememberReceives(d)
+			var from atomic.Pointer[ib.SGE]
 			var sender atomic.Pointer[wrongQP]
-			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
-				if len(wrs[0].SGList) > 0 {
-					to.Store(&wrs[0].SGList[0])
-				}
-				return q.QP.PostRecv(wrs)
-			}
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if wrs[0].Opcode == ib.WRSend && len(wrs[0].SGList) > 0 {
 					from.Store(&wrs[0].SGList[0])
@@ -450,4 +433,16 @@ var memoryDefects = []driverDefect{
 		},
 		by: "Data/DeregUnderTraffic", says: "memory was written",
 	},
+}
+
+// rememberReceives makes the driver remember the memory of the latest receive.
+func rememberReceives(d *wrongDriver) *atomic.Pointer[ib.SGE] {
+	late := &atomic.Pointer[ib.SGE]{}
+	d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+		if len(wrs[0].SGList) > 0 {
+			late.Store(&wrs[0].SGList[0])
+		}
+		return q.QP.PostRecv(wrs)
+	}
+	return late
 }
