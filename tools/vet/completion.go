@@ -213,15 +213,19 @@ type initStore struct {
 // recordPost records the functions that a call posts, together with the contexts of its queue.
 func (q *queueQuery) recordPost(c *call, name string) {
 	at := c.at.(ssa.CallInstruction)
-	args := at.Common().Args
-	if at.Common().IsInvoke() {
-		args = append([]ssa.Value{at.Common().Value}, args...)
-	}
-	k := postFuncs[name]
+	args, k := postArguments(at), postFuncs[name]
 	if len(args) <= k.done {
 		return
 	}
 	q.recordPair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
+}
+
+// postArguments returns the arguments of a post. The receiver counts.
+func postArguments(at ssa.CallInstruction) []ssa.Value {
+	if at.Common().IsInvoke() {
+		return append([]ssa.Value{at.Common().Value}, at.Common().Args...)
+	}
+	return at.Common().Args
 }
 
 // recordPair records a function together with the queue to which it is posted. If the function or the queue is a

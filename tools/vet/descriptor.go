@@ -38,18 +38,14 @@ func (w *descriptorFlow) addValue(v ssa.Value) {
 
 // mayHoldDescriptor reports whether a type is a descriptor or contains one.
 func mayHoldDescriptor(t types.Type) bool {
-	switch t := t.Underlying().(type) {
-	case *types.Basic:
-		return t.Info()&types.IsInteger != 0
-	case *types.Interface:
-		return !isError(t)
+	if isErrorType(t) {
+		return false
 	}
-	return true
+	b, ok := t.Underlying().(*types.Basic)
+	return !ok || b.Info()&types.IsInteger != 0
 }
 
-func isError(t types.Type) bool {
-	return types.Identical(t, types.Universe.Lookup("error").Type().Underlying())
-}
+func isErrorType(t types.Type) bool { return types.Identical(t, types.Universe.Lookup("error").Type()) }
 
 // propagate propagates the values through the functions until the set does not grow.
 func (w *descriptorFlow) propagate(funcs []*function) {

@@ -513,7 +513,7 @@ func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
 		}
 	}
 	if o, ok := at.Cond.(*ssa.BinOp); ok && (o.Op == token.EQL || o.Op == token.NEQ) && isNil(o.Y) {
-		if (o.Op == token.NEQ) == (i == 0) && types.Identical(o.X.Type(), types.Universe.Lookup("error").Type()) {
+		if (o.Op == token.NEQ) == (i == 0) && isErrorType(o.X.Type()) {
 			for k, x := range st { // after an error the requests may have been flushed
 				if !x.isNil && (k.kind == lifeInvalid || k.kind == lifeSent) {
 					delete(st, k)
@@ -698,7 +698,7 @@ func returnsError(c *ssa.Call) bool {
 		}
 		t = tuple.At(tuple.Len() - 1).Type()
 	}
-	return types.Identical(t, types.Universe.Lookup("error").Type())
+	return isErrorType(t)
 }
 
 // method applies a call of a method of an object.

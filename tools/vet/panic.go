@@ -2,7 +2,6 @@ package vet
 
 import (
 	"go/token"
-	"go/types"
 	"maps"
 	"slices"
 	"strings"
@@ -174,7 +173,7 @@ func (p *Program) isFailure(b branch) bool {
 		if _, ok := x.Y.(*ssa.Const); !ok || x.Op != token.EQL && x.Op != token.NEQ {
 			return false
 		}
-		isFailing := types.Identical(x.X.Type(), types.Universe.Lookup("error").Type()) ||
+		isFailing := isErrorType(x.X.Type()) ||
 			p.isIBType(x.X.Type(), "WCStatus")
 		return isFailing && b.outcome == (x.Op == token.NEQ)
 	case *ssa.Extract:

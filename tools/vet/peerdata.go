@@ -181,7 +181,7 @@ func (d *dataSearch) isResultData(c *ssa.Call, i int, at *rootVisit, depth int) 
 	k := d.p.traces.calls[c]
 	if fn != nil && pkgOf(fn) != nil && isMidlayerPath(pkgOf(fn).Path()) {
 		results := fn.Signature.Results()
-		return i < results.Len() && types.Identical(results.At(i).Type(), types.Universe.Lookup("error").Type())
+		return i < results.Len() && isErrorType(results.At(i).Type())
 	}
 	if slices.ContainsFunc(c.Call.Args, func(a ssa.Value) bool {
 		return isCompletion(a.Type()) || isByteSlice(a.Type()) || d.isData(a, at, depth+1)

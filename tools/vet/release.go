@@ -202,7 +202,7 @@ func (r *releaseCheck) deferredUses(f *function) (uses []poolUse) {
 // testsError reports whether a branch compares an error.
 func testsError(branch *ssa.If) bool {
 	o, ok := branch.Cond.(*ssa.BinOp)
-	return ok && types.Identical(o.X.Type(), types.Universe.Lookup("error").Type())
+	return ok && isErrorType(o.X.Type())
 }
 
 func isDefer(at ssa.Instruction) bool {

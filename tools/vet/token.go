@@ -21,6 +21,7 @@ type tokenCounter struct {
 	sites  map[ssa.Instruction]int // 1 for an instruction that takes a token, -1 for a return
 	cases  map[*ssa.Select][]int   // the same for the cases of select statements
 	of     map[*function]*tokenUse
+	posts  *postIndex
 	failed bool
 }
 
@@ -28,7 +29,7 @@ type tokenCounter struct {
 type tokenUse struct {
 	needs  bool // whether the caller must hold a token, which the function returns
 	always int  // number of taken tokens minus number of returned tokens
-	onTrue int  // the same if the result is true
+	onTrue int  // the same if the result is true, or a nil error
 }
 
 // channelUse is a send to a channel, or a receive.
@@ -91,6 +92,7 @@ func (p *Program) releaseTokens() {
 			}
 		}
 	}
+	posts := p.indexPosts()
 	for _, g := range order {
 		if groups[g.channels[0]] != g || slices.ContainsFunc(g.channels, func(m *ssa.MakeChan) bool {
 			n, constant := m.Size.(*ssa.Const)
@@ -107,7 +109,7 @@ func (p *Program) releaseTokens() {
 			continue
 		}
 		for _, take := range []bool{true, false} { // a semaphore takes by a send, a pool by a receive
-			if p.countsTokens(g.channels[0], g.uses, take) {
+			if p.countsTokens(posts, g.channels[0], g.uses, take) {
 				p.dropTokenReturns(g.uses, take)
 			}
 		}
@@ -146,8 +148,8 @@ func (p *Program) dropTokenReturns(uses []channelUse, take bool) {
 }
 
 // countsTokens reports whether every return of a token to a channel returns a token that the thread has taken.
-func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bool {
-	t := &tokenCounter{p: p, sites: map[ssa.Instruction]int{}, cases: map[*ssa.Select][]int{},
+func (p *Program) countsTokens(posts *postIndex, m *ssa.MakeChan, uses []channelUse, take bool) bool {
+	t := &tokenCounter{p: p, posts: posts, sites: map[ssa.Instruction]int{}, cases: map[*ssa.Select][]int{},
 		of: map[*function]*tokenUse{}}
 	returns := false
 	var work []*function
@@ -185,17 +187,29 @@ func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bo
 		}
 		t.of[f] = nil
 		use := t.effectOf(f)
-		if use.needs && len(p.traces.callers[f.Function]) == 0 {
+		callers := t.callersOf(f)
+		if use.needs && len(callers) == 0 {
 			return false // an unknown caller
 		}
 		if *use != (tokenUse{}) {
-			for _, k := range p.traces.callers[f.Function] {
-				work = append(work, k.in)
-				t.forgetEffect(k.in)
+			for _, g := range callers {
+				work = append(work, g)
+				t.forgetEffect(g)
 			}
 		}
 	}
 	return !t.failed
+}
+
+// callersOf returns the callers of a function, and the functions that post it with a work request.
+func (t *tokenCounter) callersOf(f *function) (list []*function) {
+	posters := t.posts.posters[f]
+	for _, k := range t.p.traces.callers[f.Function] {
+		if len(posters) == 0 || !isMidlayer(k.in) {
+			list = append(list, k.in)
+		}
+	}
+	return append(list, posters...)
 }
 
 // forgetEffect discards the effect of a function, because the effect of a callee is now known.
@@ -249,7 +263,7 @@ func (t *tokenCounter) countPaths(f *function, entry int) (u tokenUse, ok bool) 
 				cond = at.Cond
 			case *ssa.Return:
 				u.always = min(u.always, held-entry)
-				if len(at.Results) != 1 || !isFalse(at.Results[0]) {
+				if len(at.Results) == 0 || !isFailure(at.Results[len(at.Results)-1]) {
 					u.onTrue = min(u.onTrue, held-entry)
 				}
 			}
@@ -272,15 +286,37 @@ func (t *tokenCounter) countPaths(f *function, entry int) (u tokenUse, ok bool) 
 	return u, ok
 }
 
-func isFalse(v ssa.Value) bool {
-	c, ok := v.(*ssa.Const)
-	return ok && c.Value != nil && c.Value.Kind() == constant.Bool && !constant.BoolVal(c.Value)
+// isFailure reports whether a result is false, or an error that is not nil.
+func isFailure(v ssa.Value) bool {
+	if c, ok := v.(*ssa.Const); ok {
+		return c.Value != nil && c.Value.Kind() == constant.Bool && !constant.BoolVal(c.Value)
+	}
+	if !isErrorType(v.Type()) {
+		return false
+	}
+	switch x := v.(type) {
+	case *ssa.MakeInterface:
+		return true
+	case *ssa.UnOp: // a variable of the package
+		_, ok := x.X.(*ssa.Global)
+		return ok
+	case *ssa.Call:
+		if x.Common().IsInvoke() { // of a context that has ended
+			return x.Common().Method.FullName() == "(context.Context).Err"
+		}
+		name := fullName(x.Common().StaticCallee())
+		return name == "errors.New" || name == "fmt.Errorf" || name == "context.Cause"
+	}
+	return false
 }
 
 // callEffect returns the effect of a call. The thread gives a token away if it defers a function that returns the
 // token, or starts a goroutine with this function.
 func (t *tokenCounter) callEffect(f *function, at ssa.CallInstruction) int {
 	_, now := at.(*ssa.Call)
+	if t.postsReturn(at) {
+		return -1
+	}
 	gains, loses := maxTokens, 0
 	list := t.channelCallees(at)
 	for _, g := range list {
@@ -334,6 +370,16 @@ func (t *tokenCounter) branchEffect(f *function, cond ssa.Value, outcome bool) i
 			return t.branchEffect(f, v.X, !outcome)
 		}
 	case *ssa.BinOp:
+		if call := callOfError(v.X); call != nil && isNil(v.Y) && (v.Op == token.EQL || v.Op == token.NEQ) {
+			isNil := (v.Op == token.EQL) == outcome
+			switch {
+			case t.postsReturn(call) && !isNil:
+				return 1
+			case isNil:
+				return t.gainsOnTrue(call)
+			}
+			return 0
+		}
 		x, ok := v.X.(*ssa.Extract)
 		if !ok || v.Op != token.EQL || !outcome || x.Index != 0 {
 			return 0
@@ -344,14 +390,69 @@ func (t *tokenCounter) branchEffect(f *function, cond ssa.Value, outcome bool) i
 			return t.cases[s][n.Int64()]
 		}
 	case *ssa.Call:
-		list := t.channelCallees(v)
-		gains := maxTokens
-		for _, g := range list {
-			gains = min(gains, t.effectOf(g).onTrue-max(t.effectOf(g).always, 0))
-		}
-		if outcome && len(list) > 0 {
-			return max(gains, 0)
+		if outcome {
+			return t.gainsOnTrue(v)
 		}
 	}
 	return 0
+}
+
+// gainsOnTrue returns the number of tokens that a call has taken in addition if it returns true or a nil error.
+func (t *tokenCounter) gainsOnTrue(at *ssa.Call) int {
+	list := t.channelCallees(at)
+	gains := maxTokens
+	for _, g := range list {
+		gains = min(gains, t.effectOf(g).onTrue-max(t.effectOf(g).always, 0))
+	}
+	if len(list) == 0 {
+		return 0
+	}
+	return max(gains, 0)
+}
+
+// callOfError returns the call whose last result is a given error, or nil.
+func callOfError(v ssa.Value) *ssa.Call {
+	if !isErrorType(v.Type()) {
+		return nil
+	}
+	if x, ok := v.(*ssa.Extract); ok {
+		v = x.Tuple
+	}
+	c, _ := v.(*ssa.Call)
+	return c
+}
+
+// postIndex holds the calls that post work requests with functions, in both directions.
+type postIndex struct {
+	funcs   map[ssa.CallInstruction][]*function
+	posters map[*function][]*function
+}
+
+// indexPosts finds the posts of package ib/completion outside the midlayer.
+func (p *Program) indexPosts() *postIndex {
+	x := &postIndex{map[ssa.CallInstruction][]*function{}, map[*function][]*function{}}
+	for _, f := range p.order {
+		if isMidlayer(f) {
+			continue
+		}
+		for _, c := range f.calls {
+			name := c.findReachableFunc(func(name string) bool { _, ok := postFuncs[name]; return ok })
+			if name == "" {
+				continue
+			}
+			at := c.at.(ssa.CallInstruction)
+			for _, o := range p.traces.origins(postArguments(at)[postFuncs[name].done], nil, nil) {
+				if g := p.funcs[functionOf(o.v)]; g != nil {
+					x.funcs[at] = append(x.funcs[at], g)
+					x.posters[g] = append(x.posters[g], f)
+				}
+			}
+		}
+	}
+	return x
+}
+
+// postsReturn reports whether a call posts a function that returns a token.
+func (t *tokenCounter) postsReturn(at ssa.CallInstruction) bool {
+	return slices.ContainsFunc(t.posts.funcs[at], func(g *function) bool { return t.effectOf(g).needs })
 }
