@@ -1,7 +1,6 @@
 package vet
 
 import (
-	"go/constant"
 	"go/token"
 	"go/types"
 	"maps"
@@ -45,9 +44,6 @@ type lifeFact struct {
 
 type lifeState map[lifeKey]lifeFact
 
-// kinship is a relation between two fields of one struct: the object in child refers to the object in parent.
-type kinship struct{ child, parent *types.Var }
-
 // lifeCheck follows the objects of consumers along the paths of each function and of its callees.
 type lifeCheck struct {
 	p        *Program
@@ -60,6 +56,9 @@ type lifeCheck struct {
 	sleeps   map[ssa.Instruction]bool
 	kin      map[kinship]string // the value is the reason
 	memory   map[*types.Var]*types.Var
+	refers   map[string][]string // the paths of objects that refer to an object
+	regions  map[string]string   // the path of the region that holds a slice
+	stores   map[*function]map[any][]*ssa.Store
 	roots    map[ssa.Value]string
 	reports  []Report
 	said     map[token.Pos]bool
@@ -71,7 +70,8 @@ func (p *Program) checkLives(r *releaseCheck) []Report {
 	l := &lifeCheck{p: p, release: r, localInv: p.ibConst(wrLocalInv), inline: p.ibConst("SendInline"),
 		relevant: map[*function]bool{}, makes: map[*function]bool{}, orders: map[*function]*blockOrder{},
 		sleeps: map[ssa.Instruction]bool{}, kin: map[kinship]string{},
-		memory: map[*types.Var]*types.Var{}, roots: map[ssa.Value]string{}, said: map[token.Pos]bool{}}
+		memory: map[*types.Var]*types.Var{}, refers: map[string][]string{}, regions: map[string]string{},
+		stores: map[*function]map[any][]*ssa.Store{}, roots: map[ssa.Value]string{}, said: map[token.Pos]bool{}}
 	l.index()
 	for _, f := range p.order {
 		if l.makes[f] && f.base == nil && f.Synthetic == "" && l.isConsumer(f) {
@@ -86,216 +86,6 @@ func (l *lifeCheck) isConsumer(f *function) bool {
 	return k != nil && !isMidlayer(f) && k.Path() != verbsPath && !strings.HasPrefix(k.Path(), verbsPath+"/")
 }
 
-// index finds the functions with calls of objects, and the relations between fields.
-func (l *lifeCheck) index() {
-	callers := map[*function][]*function{}
-	var work, makers []*function
-	for _, f := range l.p.order {
-		if !l.isConsumer(f) {
-			continue
-		}
-		for _, o := range f.ops {
-			l.sleeps[o.at] = o.kind == opSleep
-		}
-		for _, c := range f.calls {
-			for _, g := range c.ownCallees() {
-				callers[g] = append(callers[g], f)
-			}
-			name, typ, ok := objectMethod(c)
-			if !ok {
-				continue
-			}
-			if !l.relevant[f] {
-				l.relevant[f] = true
-				work = append(work, f)
-			}
-			if !l.makes[f] && (isEnd(name) || typ == "QP" && strings.HasPrefix(name, "PostSend")) {
-				l.makes[f] = true
-				makers = append(makers, f)
-			}
-			l.indexCreation(c)
-		}
-		l.indexReceives(f)
-	}
-	addCallers(l.relevant, work, callers)
-	addCallers(l.makes, makers, callers)
-}
-
-// addCallers adds the direct and indirect callers of functions to a set.
-func addCallers(set map[*function]bool, work []*function, callers map[*function][]*function) {
-	for ; len(work) > 0; work = work[1:] {
-		for _, g := range callers[work[0]] {
-			if !set[g] {
-				set[g] = true
-				work = append(work, g)
-			}
-		}
-	}
-}
-
-var objectTypes = []string{"PD", "CQ", "QP", "SRQ", "MR", "MW", "AH", "XRCD", "Channel", "Buffer", "Device"}
-
-// objectMethod returns the name and the receiver's type of a call of a method of an object of package ib or verbs.
-func objectMethod(c *call) (name, typ string, ok bool) {
-	if c.static == nil || c.static.Pkg() == nil {
-		return "", "", false
-	}
-	path := c.static.Pkg().Path()
-	recv := c.static.Signature().Recv()
-	if recv == nil || path != ibPath && path != completionPath && path != verbsPath {
-		return "", "", false
-	}
-	n := namedOf(recv.Type())
-	if n == nil || !slices.Contains(objectTypes, n.Obj().Name()) || path == ibPath && n.Obj().Name() == "Device" {
-		return "", "", false
-	}
-	return c.static.Name(), n.Obj().Name(), true
-}
-
-// isEnd reports whether a method destroys its receiver.
-func isEnd(name string) bool {
-	switch name {
-	case "Destroy", "DestroyContext", "Dealloc", "DeallocContext", "Dereg", "DeregContext", "Close":
-		return true
-	}
-	return false
-}
-
-// isInert reports whether a method may be called after the end of its receiver.
-func isInert(name string) bool {
-	return isEnd(name) || slices.Contains([]string{"Num", "RKey", "Addr", "String", "State", "Init", "PD", "Device",
-		"Name",
-		"Access", "IB", "Len", "Entries", "Channel"}, name)
-}
-
-// fieldsWith returns the fields from which a value is loaded or in which it is stored.
-func fieldsWith(v ssa.Value) (list []*types.Var) {
-	if v == nil {
-		return nil
-	}
-	if f := fieldOf(v); f != nil {
-		list = append(list, f)
-	}
-	if v.Referrers() == nil {
-		return list
-	}
-	for _, r := range *v.Referrers() {
-		if s, ok := r.(*ssa.Store); ok && s.Val == v {
-			if a, ok := s.Addr.(*ssa.FieldAddr); ok {
-				list = append(list, fieldVar(a.X.Type(), a.Field))
-			}
-		}
-	}
-	return list
-}
-
-// createdBy returns the object that a call creates, or nil.
-func createdBy(at *ssa.Call) ssa.Value {
-	for _, user := range *at.Referrers() {
-		if e, ok := user.(*ssa.Extract); ok && e.Index == 0 {
-			return e
-		}
-	}
-	return nil
-}
-
-// indexCreation records the fields that hold a new object and the objects to which it refers.
-func (l *lifeCheck) indexCreation(c *call) {
-	name, _, _ := objectMethod(c)
-	at, ok := c.at.(*ssa.Call)
-	if !ok {
-		return
-	}
-	child := createdBy(at)
-	if child == nil {
-		return
-	}
-	args := at.Common().Args
-	var parents []ssa.Value
-	switch name {
-	case "CreateQP", "CreateSRQ", "RegMR", "RegBytes", "AllocMR", "AllocMW", "CreateAH", "Alloc", "RegSlice", "Register":
-		parents = append(parents, args[0])
-		if isNamed(args[0].Type(), completionPath+".CQ") {
-			parents = append(parents, args[1])
-		}
-		for _, a := range args[1:] {
-			parents = append(parents, queuesOf(a)...)
-		}
-	default:
-		return
-	}
-	for _, cf := range fieldsWith(child) {
-		for _, p := range parents {
-			for _, pf := range fieldsWith(p) {
-				if cf != pf {
-					l.kin[kinship{cf, pf}] = "refers to it"
-				}
-			}
-		}
-		if name == "RegBytes" || name == "RegSlice" {
-			for _, mf := range fieldsWith(args[1]) {
-				l.memory[mf] = cf
-			}
-		}
-	}
-}
-
-// queuesOf returns the queues in the attributes of a new queue pair.
-func queuesOf(v ssa.Value) (list []ssa.Value) {
-	load, ok := v.(*ssa.UnOp)
-	if !ok || load.Op != token.MUL || load.X.Referrers() == nil {
-		return nil
-	}
-	for _, r := range *load.X.Referrers() {
-		a, ok := r.(*ssa.FieldAddr)
-		if !ok || !slices.Contains([]string{"SendCQ", "RecvCQ", "SRQ"}, fieldVar(a.X.Type(), a.Field).Name()) {
-			continue
-		}
-		for _, s := range *a.Referrers() {
-			if s, ok := s.(*ssa.Store); ok && s.Addr == a {
-				list = append(list, s.Val)
-			}
-		}
-	}
-	return list
-}
-
-// indexReceives records the fields of a queue pair and of the region of its receives.
-func (l *lifeCheck) indexReceives(f *function) {
-	var pairs, regions []*types.Var
-	var collect func(g *function, depth int)
-	collect = func(g *function, depth int) {
-		for _, c := range g.calls {
-			at, ok := c.at.(*ssa.Call)
-			if !ok || c.static == nil {
-				continue
-			}
-			name, typ, isMethod := objectMethod(c)
-			switch {
-			case !isMethod:
-				for _, h := range c.ownCallees() {
-					if depth == 0 && h != f && l.isConsumer(h) {
-						collect(h, 1)
-					}
-				}
-			case depth == 0 && typ == "QP" && name == "PostRecv":
-				pairs = append(pairs, fieldsWith(at.Common().Args[0])...)
-			case depth == 0 && typ == "QP" && strings.HasPrefix(name, "PostSend"):
-				pairs, regions = nil, nil
-				return
-			case name == "LKey" || typ == "MR" && name == "SGE":
-				regions = append(regions, fieldsWith(at.Common().Args[0])...)
-			}
-		}
-	}
-	collect(f, 0)
-	for _, q := range pairs {
-		for _, m := range regions {
-			l.kin[kinship{q, m}] = "may have receives in it"
-		}
-	}
-}
-
 // lifeFrame is a function on the path of a walk.
 type lifeFrame struct {
 	l     *lifeCheck
@@ -303,6 +93,7 @@ type lifeFrame struct {
 	bind  map[ssa.Value]string // the paths of parameters and of variables of the enclosing function
 	up    *lifeFrame
 	at    ssa.Instruction // the call in up
+	now   ssa.Instruction // the current instruction
 	depth int
 	final bool // the walk has reached its fixed point, and reports
 }
@@ -318,10 +109,12 @@ func (fr *lifeFrame) pathOf(v ssa.Value) string {
 		if x.Op != token.MUL {
 			break
 		}
-		if s := fr.pathOf(x.X); s != "" {
+		switch s := fr.pathOf(x.X); {
+		case s == "":
+			return ""
+		case !fr.isReplaced(x, s):
 			return s + "*"
 		}
-		return ""
 	case *ssa.FieldAddr:
 		if s := fr.pathOf(x.X); s != "" {
 			return s + "." + strconv.Itoa(x.Field)
@@ -353,6 +146,50 @@ func (fr *lifeFrame) pathOf(v ssa.Value) string {
 	return fr.l.roots[v]
 }
 
+// isReplaced reports whether the frame has stored another value in a variable since a load of it.
+func (fr *lifeFrame) isReplaced(load *ssa.UnOp, path string) bool {
+	if fr.now == nil || load.Parent() != fr.now.Parent() {
+		return false
+	}
+	return slices.ContainsFunc(fr.l.storesOf(fr.f)[variableOf(load.X)], func(s *ssa.Store) bool {
+		return isAfter(s, load) && isAfter(fr.now, s) && fr.pathOf(s.Addr) == path
+	})
+}
+
+// isAfter reports whether an instruction follows another one. In a loop the former may also precede the latter.
+func isAfter(at, before ssa.Instruction) bool {
+	b, from := at.Block(), before.Block()
+	if b == from {
+		return slices.Index(b.Instrs, at) > slices.Index(b.Instrs, before)
+	}
+	return from.Dominates(b) || !b.Dominates(from) && reachesBlock(from, b, nil)
+}
+
+// variableOf returns a field, or the address of another variable.
+func variableOf(addr ssa.Value) any {
+	if a, ok := addr.(*ssa.FieldAddr); ok {
+		return fieldVar(a.X.Type(), a.Field)
+	}
+	return addr
+}
+
+// storesOf returns the stores of a function, by their variable.
+func (l *lifeCheck) storesOf(f *function) map[any][]*ssa.Store {
+	if of := l.stores[f]; of != nil {
+		return of
+	}
+	of := map[any][]*ssa.Store{}
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			if s, ok := at.(*ssa.Store); ok {
+				of[variableOf(s.Addr)] = append(of[variableOf(s.Addr)], s)
+			}
+		}
+	}
+	l.stores[f] = of
+	return of
+}
+
 // sibling returns the path of another field of the struct that holds a path, and whether there is one.
 func (fr *lifeFrame) sibling(path string, of, to *types.Var, v ssa.Value) (string, bool) {
 	i := strings.LastIndexByte(path, '.')
@@ -373,231 +210,6 @@ func (fr *lifeFrame) sibling(path string, of, to *types.Var, v ssa.Value) (strin
 		}
 	}
 	return "", false
-}
-
-// blockOrder is a reverse postorder of the blocks of a function.
-type blockOrder struct {
-	blocks []*ssa.BasicBlock
-	loops  bool
-}
-
-func (l *lifeCheck) orderOf(f *function) *blockOrder {
-	if o := l.orders[f]; o != nil {
-		return o
-	}
-	o := &blockOrder{}
-	state := map[*ssa.BasicBlock]int{} // 1: being visited, 2: visited
-	var visit func(b *ssa.BasicBlock)
-	visit = func(b *ssa.BasicBlock) {
-		state[b] = 1
-		for _, to := range b.Succs {
-			switch state[to] {
-			case 0:
-				visit(to)
-			case 1:
-				o.loops = true
-			}
-		}
-		state[b] = 2
-		o.blocks = append(o.blocks, b)
-	}
-	visit(f.Blocks[0])
-	slices.Reverse(o.blocks)
-	l.orders[f] = o
-	return o
-}
-
-// walk returns the facts after a function. Its argument in holds the facts before the function.
-func (l *lifeCheck) walk(fr *lifeFrame, in lifeState) lifeState {
-	order := l.orderOf(fr.f)
-	blocks := order.blocks
-	if len(blocks) > 200 {
-		return lifeState{}
-	}
-	edges := map[[2]*ssa.BasicBlock]lifeState{}
-	var out lifeState
-	pass := func() (changed bool) {
-		out = nil
-		for _, b := range blocks {
-			var st lifeState
-			if b.Index == 0 {
-				st = maps.Clone(in)
-			}
-			for _, from := range b.Preds {
-				if e, ok := edges[[2]*ssa.BasicBlock{from, b}]; ok {
-					st = joinLives(st, e)
-				}
-			}
-			if st == nil {
-				continue
-			}
-			for _, at := range b.Instrs {
-				fr.step(st, at)
-			}
-			switch last := b.Instrs[len(b.Instrs)-1].(type) {
-			case *ssa.Return:
-				out = joinLives(out, st)
-			case *ssa.If:
-				for i, to := range b.Succs {
-					changed = setEdge(edges, b, to, fr.branch(st, last, i)) || changed
-				}
-			default:
-				for _, to := range b.Succs {
-					changed = setEdge(edges, b, to, st) || changed
-				}
-			}
-		}
-		return changed
-	}
-	final := fr.final || fr.up == nil
-	fr.final = false
-	for i := 0; order.loops && i < 8; i++ {
-		if !pass() {
-			break
-		}
-	}
-	if fr.final = final; final || !order.loops {
-		pass()
-	}
-	if out == nil {
-		return lifeState{}
-	}
-	return out
-}
-
-func setEdge(edges map[[2]*ssa.BasicBlock]lifeState, from, to *ssa.BasicBlock, st lifeState) bool {
-	k := [2]*ssa.BasicBlock{from, to}
-	old, ok := edges[k]
-	if ok && len(old) == len(st) && maps.Equal(old, st) {
-		return false
-	}
-	edges[k] = maps.Clone(st)
-	return true
-}
-
-// joinLives returns the facts that hold in both states. A nil state stands for an unreachable one.
-func joinLives(a, b lifeState) lifeState {
-	if a == nil {
-		return maps.Clone(b)
-	}
-	for k, x := range a {
-		y, ok := b[k]
-		switch {
-		case !ok:
-			delete(a, k)
-		case x.isNil && !y.isNil:
-			a[k] = y
-		}
-	}
-	return a
-}
-
-// branch returns the facts at successor i of a branch.
-func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
-	st = maps.Clone(st)
-	for k, x := range st {
-		if x.call == nil || x.call.Parent() != fr.f.Function {
-			continue
-		}
-		err := ssa.Value(x.call)
-		if t, ok := x.call.Type().(*types.Tuple); ok {
-			if err = resultOf(x.call, t.Len()-1); err == nil {
-				continue
-			}
-		}
-		switch failed, on := failureEdge(at, err); {
-		case on && failed == i && (k.kind == lifeInvalid || k.kind == lifeSent):
-			st[k] = lifeFact{isNil: true}
-		case on && failed == i, !on && dependsOn(at.Cond, err, 0):
-			delete(st, k)
-		}
-	}
-	if o, ok := at.Cond.(*ssa.BinOp); ok && (o.Op == token.EQL || o.Op == token.NEQ) && isNil(o.Y) {
-		if (o.Op == token.NEQ) == (i == 0) && isErrorType(o.X.Type()) {
-			for k, x := range st { // after an error the requests may have been flushed
-				if !x.isNil && (k.kind == lifeInvalid || k.kind == lifeSent) {
-					delete(st, k)
-				}
-			}
-		}
-		if path := fr.pathOf(o.X); path != "" && (o.Op == token.EQL) == (i == 0) {
-			if _, ok := st[lifeKey{lifeEnded, path}]; !ok {
-				st[lifeKey{lifeEnded, path}] = lifeFact{isNil: true}
-			}
-		}
-	}
-	return st
-}
-
-// forget removes the facts about a variable and about objects in it.
-func (st lifeState) forget(path string) {
-	for k := range st {
-		if strings.HasPrefix(k.path, path) {
-			delete(st, k)
-		}
-	}
-}
-
-// awaits removes the facts about posted requests.
-func (st lifeState) awaits() {
-	for k := range st {
-		if k.kind == lifeInvalid || k.kind == lifeSent {
-			delete(st, k)
-		}
-	}
-}
-
-// step applies an instruction.
-func (fr *lifeFrame) step(st lifeState, at ssa.Instruction) {
-	if v, ok := at.(ssa.Value); ok {
-		if root := fr.l.roots[v]; root != "" {
-			st.forget(root)
-		}
-	}
-	if len(receivedChannels(at)) > 0 {
-		st.awaits()
-	}
-	if u, ok := poolUseOf(at); ok && u.pool != nil && u.gives && u.value != nil {
-		fr.give(st, u.value, u.pool.Name(), at)
-	}
-	switch x := at.(type) {
-	case *ssa.Store:
-		fr.write(st, x.Addr, at)
-		if path := fr.pathOf(x.Addr); path != "" {
-			st.forget(path + "*")
-			st.forget(path + ".")
-			if isNil(x.Val) {
-				st[lifeKey{lifeEnded, path + "*"}] = lifeFact{isNil: true}
-			}
-		}
-	case *ssa.RunDefers:
-		for _, d := range slices.Backward(fr.defers(at.Block())) {
-			fr.call(st, d, d)
-		}
-	case *ssa.Call:
-		if b, ok := x.Common().Value.(*ssa.Builtin); ok {
-			if b.Name() == "copy" || b.Name() == "clear" {
-				fr.writeSlice(st, x.Common().Args[0], at)
-			}
-			return
-		}
-		fr.call(st, x, x)
-	}
-}
-
-// defers returns the deferred calls that run at the end of a block, in the order of their statements.
-func (fr *lifeFrame) defers(b *ssa.BasicBlock) (list []*ssa.Defer) {
-	for _, d := range fr.f.DomPreorder() {
-		if !d.Dominates(b) {
-			continue
-		}
-		for _, at := range d.Instrs {
-			if x, ok := at.(*ssa.Defer); ok {
-				list = append(list, x)
-			}
-		}
-	}
-	return list
 }
 
 // call applies a call.
@@ -706,6 +318,9 @@ func (fr *lifeFrame) method(st lifeState, at ssa.CallInstruction, c *call, name,
 	args := at.Common().Args
 	path := fr.pathOf(args[0])
 	cause, _ := at.(*ssa.Call)
+	if n := creationOf(c); n != nil {
+		fr.create(n)
+	}
 	if !isInert(name) {
 		fr.use(st, path, at, typ+"."+name)
 	}
@@ -741,6 +356,21 @@ func (fr *lifeFrame) method(st lifeState, at ssa.CallInstruction, c *call, name,
 		st.awaits()
 	case typ == "QP" && strings.HasPrefix(name, "PostSend"):
 		fr.post(st, args[1:], cause, at)
+	}
+}
+
+// create records the relations of a new object in a variable.
+func (fr *lifeFrame) create(n *creation) {
+	child := fr.pathOf(n.child)
+	for _, p := range n.parents {
+		if path := fr.pathOf(p); path != "" && !slices.Contains(fr.l.refers[path], child) {
+			fr.l.refers[path] = append(fr.l.refers[path], child)
+		}
+	}
+	if n.memory != nil {
+		if v, offset, ok := unsliced(n.memory); ok && offset == 0 && fr.pathOf(v) != "" {
+			fr.l.regions[fr.pathOf(v)] = child
+		}
 	}
 }
 
@@ -851,6 +481,12 @@ func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call
 		fr.report(Life, at, x, "ends an object after "+x.object+", but the former "+x.closes, "ends "+x.object)
 	}
 	st[lifeKey{lifeEnded, path}] = lifeFact{call: cause, pos: fr.where(at), closes: name, object: typ}
+	for _, child := range fr.l.refers[path] {
+		if _, ended := st[lifeKey{lifeEnded, child}]; !ended {
+			st[lifeKey{lifeEarly, child}] = lifeFact{call: cause, pos: fr.where(at), closes: "refers to it",
+				object: "the " + typ}
+		}
+	}
 	of := fieldOf(v)
 	for k, why := range fr.l.kin {
 		if k.parent != of {
@@ -862,213 +498,4 @@ func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call
 		}
 		st[lifeKey{lifeEarly, child}] = lifeFact{call: cause, pos: fr.where(at), closes: why, object: of.Name()}
 	}
-}
-
-// post records the regions that a post invalidates, and the memory that it sends.
-func (fr *lifeFrame) post(st lifeState, args []ssa.Value, cause *ssa.Call, at ssa.Instruction) {
-	for _, wr := range workRequests(args[0]) {
-		w := fr.describe(wr)
-		if w.invalidates != "" {
-			st[lifeKey{lifeInvalid, w.invalidates}] = lifeFact{call: cause, pos: fr.where(at)}
-		}
-		if w.sends != "" {
-			st[lifeKey{lifeSent, w.sends}] = lifeFact{call: cause, pos: fr.where(at), from: w.from, until: w.until}
-		}
-	}
-}
-
-// workRequests returns the addresses of the work requests in an argument: a struct, its address, or a list.
-func workRequests(v ssa.Value) (list []ssa.Value) {
-	switch x := v.(type) {
-	case *ssa.UnOp:
-		if a, ok := x.X.(*ssa.Alloc); ok && x.Op == token.MUL {
-			return []ssa.Value{a}
-		}
-	case *ssa.Alloc:
-		return []ssa.Value{x}
-	case *ssa.Slice:
-		a, ok := x.X.(*ssa.Alloc)
-		if !ok {
-			return nil
-		}
-		for _, r := range *a.Referrers() {
-			e, ok := r.(*ssa.IndexAddr)
-			if !ok {
-				continue
-			}
-			list = append(list, e)
-			for _, s := range *e.Referrers() {
-				if s, ok := s.(*ssa.Store); ok && s.Addr == e {
-					list = append(list, workRequests(s.Val)...)
-				}
-			}
-		}
-	}
-	return list
-}
-
-type describedWR struct {
-	invalidates string
-	sends       string
-	from, until int64
-}
-
-// fieldStores returns the values that are stored in the fields of a struct, by the name of the field.
-func fieldStores(addr ssa.Value) map[string]ssa.Value {
-	found := map[string]ssa.Value{}
-	for _, r := range *addr.Referrers() {
-		a, ok := r.(*ssa.FieldAddr)
-		if !ok {
-			continue
-		}
-		for _, s := range *a.Referrers() {
-			if s, ok := s.(*ssa.Store); ok && s.Addr == a {
-				found[fieldVar(a.X.Type(), a.Field).Name()] = s.Val
-			}
-		}
-	}
-	return found
-}
-
-// describe returns the region that a work request invalidates or from whose memory it sends.
-func (fr *lifeFrame) describe(addr ssa.Value) (w describedWR) {
-	fields := fieldStores(addr)
-	key := fields["InvalidateRKey"]
-	if key == nil {
-		key = fields["InvalidateKey"]
-	}
-	if mr := methodCall(key, "RKey"); mr != nil && fr.l.localInv != nil {
-		if op, ok := fields["Opcode"].(*ssa.Const); ok && constant.Compare(op.Value, token.EQL, fr.l.localInv.Val()) {
-			w.invalidates = fr.pathOf(mr)
-		}
-	}
-	if fields["Inline"] != nil {
-		return w
-	}
-	if fields["Flags"] != nil {
-		if c, ok := fields["Flags"].(*ssa.Const); !ok || fr.l.inline == nil || constant.Sign(constant.BinaryOp(
-			constant.ToInt(c.Value), token.AND, constant.ToInt(fr.l.inline.Val()))) != 0 {
-			return w
-		}
-	}
-	switch op, ok := fields["Opcode"].(*ssa.Const); {
-	case fields["Opcode"] != nil && !ok, ok && !fr.l.isSend(op):
-		return w
-	}
-	for _, name := range []string{"SGList", "Local", "List"} {
-		v := fields[name]
-		if v == nil {
-			continue
-		}
-		if m := methodCall(v, "SGE"); m != nil {
-			args := v.(*ssa.Call).Common().Args
-			from, ok1 := constInt(args[1])
-			n, ok2 := constInt(args[2])
-			if ok1 {
-				w.sends, w.from, w.until = fr.pathOf(m), from, -1
-				if ok2 {
-					w.until = from + n
-				}
-			}
-			return w
-		}
-		list := workRequests(v)
-		if len(list) == 0 || len(list) > 2 {
-			return w
-		}
-		sge := fieldStores(list[len(list)-1])
-		mr := methodCall(sge["LKey"], "LKey")
-		from, ok := int64(0), false
-		if b, isSum := sge["Addr"].(*ssa.BinOp); isSum && b.Op == token.ADD && methodCall(b.X, "Addr") != nil {
-			from, ok = constInt(b.Y)
-		} else {
-			ok = methodCall(sge["Addr"], "Addr") != nil
-		}
-		if mr == nil || !ok {
-			return w
-		}
-		w.sends, w.from, w.until = fr.pathOf(mr), from, -1
-		if n, ok := constInt(sge["Length"]); ok {
-			w.until = from + n
-		}
-	}
-	return w
-}
-
-// isSend reports whether an opcode reads the memory of the sender.
-func (l *lifeCheck) isSend(op *ssa.Const) bool {
-	for _, name := range []string{"WRSend", "WRSendWithImm", "WRSendWithInv", "WRRDMAWrite", "WRRDMAWriteWithImm"} {
-		if c := l.p.ibConst(name); c != nil && op.Value != nil && constant.Compare(op.Value, token.EQL, c.Val()) {
-			return true
-		}
-	}
-	return false
-}
-
-// methodCall returns the receiver of a call of an object's method, or nil.
-func methodCall(v ssa.Value, name string) ssa.Value {
-	c, ok := v.(*ssa.Call)
-	if !ok || c.Common().StaticCallee() == nil || c.Common().StaticCallee().Name() != name || len(c.Common().Args) == 0 {
-		return nil
-	}
-	if n := namedOf(c.Common().Args[0].Type()); n == nil || n.Obj().Name() != "MR" {
-		return nil
-	}
-	return c.Common().Args[0]
-}
-
-func constInt(v ssa.Value) (int64, bool) {
-	c, ok := v.(*ssa.Const)
-	if !ok || c.Value == nil || c.Value.Kind() != constant.Int {
-		return 0, false
-	}
-	return c.Int64(), true
-}
-
-// write applies a store to an element of memory.
-func (fr *lifeFrame) write(st lifeState, addr ssa.Value, at ssa.Instruction) {
-	if e, ok := addr.(*ssa.IndexAddr); ok {
-		if i, ok := constInt(e.Index); ok {
-			fr.writeAt(st, e.X, i, at)
-		}
-	}
-}
-
-// writeSlice applies a write to the beginning of a slice.
-func (fr *lifeFrame) writeSlice(st lifeState, v ssa.Value, at ssa.Instruction) {
-	fr.writeAt(st, v, 0, at)
-}
-
-// writeAt reports a write to memory that a posted request sends.
-func (fr *lifeFrame) writeAt(st lifeState, v ssa.Value, offset int64, at ssa.Instruction) {
-	if !fr.hasPending(st) {
-		return
-	}
-	for {
-		s, ok := v.(*ssa.Slice)
-		if !ok {
-			break
-		}
-		if s.Low != nil {
-			n, ok := constInt(s.Low)
-			if !ok {
-				return
-			}
-			offset += n
-		}
-		v = s.X
-	}
-	mr := ""
-	if m := methodCall(v, "Bytes"); m != nil {
-		mr = fr.pathOf(m)
-	} else if path := fr.pathOf(v); path != "" && fr.l.memory[fieldOf(v)] != nil {
-		mr, _ = fr.sibling(path, fieldOf(v), fr.l.memory[fieldOf(v)], v)
-	}
-	x, ok := st[lifeKey{lifeSent, mr}]
-	if mr == "" || !ok || x.isNil || offset < x.from || x.until < 0 && offset != x.from ||
-		x.until >= 0 && offset >= x.until ||
-		!fr.isUnguarded(at.Block()) {
-		return
-	}
-	fr.report(Life, at, x, "changes memory that a posted request sends, before the request has completed", "posts the request")
 }

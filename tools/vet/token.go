@@ -175,23 +175,24 @@ func (p *Program) countsTokens(posts *postIndex, m *ssa.MakeChan, uses []channel
 	if !returns {
 		return false
 	}
-	involved := map[*function]bool{}
-	for len(work) > 0 {
+	known := map[*function]tokenUse{}
+	for visits := 0; len(work) > 0; visits++ {
 		f := work[0]
 		work = work[1:]
-		if involved[f] {
-			continue
-		}
-		if involved[f] = true; len(involved) > 200 {
+		if visits > 500 {
 			return false
 		}
 		t.of[f] = nil
-		use := t.effectOf(f)
+		use := *t.effectOf(f)
+		if old, seen := known[f]; seen && use == old {
+			continue
+		}
+		known[f] = use
 		callers := t.callersOf(f)
 		if use.needs && len(callers) == 0 {
 			return false // an unknown caller
 		}
-		if *use != (tokenUse{}) {
+		if use != (tokenUse{}) {
 			for _, g := range callers {
 				work = append(work, g)
 				t.forgetEffect(g)
@@ -301,7 +302,7 @@ func isFailure(v ssa.Value) bool {
 		_, ok := x.X.(*ssa.Global)
 		return ok
 	case *ssa.Call:
-		if x.Common().IsInvoke() { // of a context that has ended
+		if x.Common().IsInvoke() { // the context has ended
 			return x.Common().Method.FullName() == "(context.Context).Err"
 		}
 		name := fullName(x.Common().StaticCallee())
@@ -410,7 +411,7 @@ func (t *tokenCounter) gainsOnTrue(at *ssa.Call) int {
 	return max(gains, 0)
 }
 
-// callOfError returns the call whose last result is a given error, or nil.
+// callOfError returns the call with a given error as its last result, or nil.
 func callOfError(v ssa.Value) *ssa.Call {
 	if !isErrorType(v.Type()) {
 		return nil

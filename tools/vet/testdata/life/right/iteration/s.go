@@ -1,0 +1,61 @@
+// Package iteration waits in each iteration, or replaces the objects.
+package iteration
+
+import (
+	"context"
+
+	"verbena/ib"
+	"verbena/verbs"
+)
+
+func stream(qp *verbs.QP, cq *verbs.CQ, mr *verbs.MR, wc []verbs.WC) error {
+	for i := range 8 {
+		mr.Bytes()[0] = byte(i)
+		if err := qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: mr.SGE(0, 64)}); err != nil {
+			return err
+		}
+		if _, err := cq.Wait(context.Background(), wc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// batch waits for every second message only, because the halves alternate.
+func batch(qp *verbs.QP, cq *verbs.CQ, mr *verbs.MR, wc []verbs.WC) error {
+	for i := range 8 {
+		half := i % 2 * 32
+		mr.Bytes()[half] = byte(i)
+		if err := qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: mr.SGE(half, 32)}); err != nil {
+			return err
+		}
+		if i == 0 {
+			continue
+		}
+		if _, err := cq.Wait(context.Background(), wc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func retry(pd *ib.PD, qp *ib.QP, init ib.QPInitAttr, wr ib.SendWR) (err error) {
+	for range 3 {
+		if _, err = qp.PostSend(wr); err == nil {
+			return nil
+		}
+		_ = qp.Destroy()
+		if qp, err = pd.CreateQP(init); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+type link struct{ qp *ib.QP }
+
+// destroy repeats the end until it succeeds.
+func (l *link) destroy() {
+	for l.qp.Destroy() != nil {
+	}
+}
