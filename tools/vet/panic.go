@@ -24,6 +24,9 @@ var panicFuncs = map[string]bool{
 	"(*log.Logger).Panicln": true,
 }
 
+func isEndFunc(name string) bool   { return endFuncs[name] }
+func isPanicFunc(name string) bool { return panicFuncs[name] }
+
 // maxPaths limits the number of paths to one function that the search distinguishes.
 const maxPaths = 8
 
@@ -41,14 +44,15 @@ func (p *Program) checkPanics() (reports []Report) {
 	for _, recovers := range []bool{true, false} {
 		p.visitCallbacks(recovers, func(v *rootVisit) {
 			for _, c := range v.f.calls {
-				if c.static == nil || c.spawns {
+				if c.spawns {
 					continue
 				}
-				switch name := c.static.FullName(); {
-				case endFuncs[name] && !recovers:
-					report(v, c.pos, "calls "+shortName(c.static))
-				case panicFuncs[name] && recovers && p.dependsOnData(v, c.at):
-					report(v, c.pos, "calls "+shortName(c.static))
+				ends, panics := c.findReachableFunc(isEndFunc), c.findReachableFunc(isPanicFunc)
+				switch {
+				case ends != "" && !recovers:
+					report(v, c.pos, "calls "+ends)
+				case panics != "" && recovers && p.dependsOnData(v, c.at):
+					report(v, c.pos, "calls "+panics)
 				}
 			}
 			for _, b := range v.f.Blocks {
@@ -173,8 +177,7 @@ func (p *Program) isFailure(b branch) bool {
 		if _, ok := x.Y.(*ssa.Const); !ok || x.Op != token.EQL && x.Op != token.NEQ {
 			return false
 		}
-		isFailing := isErrorType(x.X.Type()) ||
-			p.isIBType(x.X.Type(), "WCStatus")
+		isFailing := isErrorType(x.X.Type()) || p.isIBType(x.X.Type(), "WCStatus")
 		return isFailing && b.outcome == (x.Op == token.NEQ)
 	case *ssa.Extract:
 		_, lookup := x.Tuple.(*ssa.Lookup)

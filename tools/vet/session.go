@@ -12,8 +12,8 @@ import (
 const attachPath = module + "/ib/attach"
 
 // checkSessions finds waits for completions between Acquire and Release of an attachment (package ib/attach). The end
-// of a session waits for Release, and only this end may flush the requests. The check reports a wait for a channel if
-// only completion functions and handlers send to the channel or close it.
+// of a session waits for Release, and only this end may flush the requests. The check reports a wait for a signal that
+// only completion functions and handlers raise.
 func (p *Program) checkSessions() (reports []Report) {
 	var acquires []caller
 	for _, f := range p.order {
@@ -27,7 +27,7 @@ func (p *Program) checkSessions() (reports []Report) {
 		return nil
 	}
 	w := &completionWaits{p: p, effect: p.newEffect(Session), direct: map[ssa.Instruction]*effectCause{},
-		signalled: map[*ssa.MakeChan]bool{}}
+		signalled: map[signal]bool{}}
 	w.find()
 	for _, a := range acquires {
 		if r := w.findBeforeRelease(a); r != nil {
@@ -54,9 +54,8 @@ type completionWaits struct {
 	effect  *effect                          // functions that wait, also through callees
 	direct  map[ssa.Instruction]*effectCause // the waits
 	reached map[*function]*rootVisit         // functions that completions and handlers call
-	// signalled holds the channels to which the program sends, or which it closes. The value is true if only the
-	// functions of reached do.
-	signalled map[*ssa.MakeChan]bool
+	// signalled holds the signals that the program raises. The value is true if only the functions of reached do.
+	signalled map[signal]bool
 }
 
 // find finds the waits.
@@ -79,8 +78,9 @@ func (w *completionWaits) find() {
 			continue
 		}
 		for _, o := range f.ops {
-			if o.kind == opSleep && w.waitsOnlyForCompletions(o.at) && p.escapes.escapeAt(p.Fset, o.pos, Session) == nil {
-				w.direct[o.at] = &effectCause{at: o.at, pos: o.pos, what: o.what + " to which only completions send"}
+			if o.kind == opSleep && p.waitsOnlyFor(o.at, func(s signal) bool { return w.signalled[s] }) &&
+				p.escapes.escapeAt(p.Fset, o.pos, Session) == nil {
+				w.direct[o.at] = &effectCause{at: o.at, pos: o.pos, what: o.what + ", and only completions end the wait"}
 				w.effect.addCause(f, w.direct[o.at])
 			}
 		}
@@ -92,64 +92,28 @@ func (w *completionWaits) find() {
 	p.propagateEffect(w.effect, callers)
 }
 
-// recordInstruction records the channels to which an instruction sends, and the channels that it closes or passes to
-// another module, which may do the same.
+// recordInstruction records the signals that an instruction raises, and the channels that it passes to another module,
+// which may raise them.
 func (w *completionWaits) recordInstruction(f *function, at ssa.Instruction) {
-	completes := w.reached[f] != nil
-	switch at := at.(type) {
-	case *ssa.Send:
-		w.addSignal(at.Chan, completes)
-	case *ssa.Select:
-		for _, s := range at.States {
-			if s.Dir == types.SendOnly {
-				w.addSignal(s.Chan, completes)
-			}
-		}
-	case ssa.CallInstruction:
-		switch fn := at.Common().Value.(type) {
-		case *ssa.Builtin:
-			if fn.Name() == "close" {
-				w.addSignal(at.Common().Args[0], completes)
-			}
-		case *ssa.Function:
-			if w.p.funcs[fn] == nil {
-				for _, arg := range at.Common().Args {
-					w.addSignal(arg, false)
-				}
-			}
-		}
-	}
-}
-
-// addSignal records that a function sends to a channel or closes the channel. completes reports whether completions and
-// handlers call the function.
-func (w *completionWaits) addSignal(ch ssa.Value, completes bool) {
-	if _, ok := ch.Type().Underlying().(*types.Chan); !ok {
+	w.addSignals(w.p.raisedSignals(at), w.reached[f] != nil)
+	c, ok := at.(ssa.CallInstruction)
+	if !ok {
 		return
 	}
-	for _, o := range w.p.traces.containerAllocs(ch) {
-		m := o.v.(*ssa.MakeChan)
-		before, known := w.signalled[m]
-		w.signalled[m] = completes && (before || !known)
+	if fn, ok := c.Common().Value.(*ssa.Function); ok && w.p.funcs[fn] == nil {
+		for _, arg := range c.Common().Args {
+			w.addSignals(w.p.channelSignals(arg), false)
+		}
 	}
 }
 
-// waitsOnlyForCompletions reports whether only completions end an operation.
-func (w *completionWaits) waitsOnlyForCompletions(at ssa.Instruction) bool {
-	in := func(ch ssa.Value) bool {
-		from := w.p.traces.containerAllocs(ch)
-		return len(from) > 0 &&
-			!slices.ContainsFunc(from, func(o valueOrigin) bool { return !w.signalled[o.v.(*ssa.MakeChan)] })
+// addSignals records that a function raises signals. completes reports whether completions and handlers call the
+// function.
+func (w *completionWaits) addSignals(list []signal, completes bool) {
+	for _, s := range list {
+		before, known := w.signalled[s]
+		w.signalled[s] = completes && (before || !known)
 	}
-	switch at := at.(type) {
-	case *ssa.UnOp:
-		return at.Op == token.ARROW && in(at.X)
-	case *ssa.Select:
-		return at.Blocking && !slices.ContainsFunc(at.States, func(s *ssa.SelectState) bool {
-			return s.Dir == types.SendOnly || !in(s.Chan)
-		})
-	}
-	return false
 }
 
 // findBeforeRelease returns a report for the first wait on a path from an Acquire that precedes Release.

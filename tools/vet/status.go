@@ -284,17 +284,10 @@ func mayExamineStatus(f *function) bool {
 // waitsFor reports whether a function, or a caller to which it returns the channel, receives from a channel to which
 // another function sends, or which it closes.
 func (p *Program) waitsFor(f, by *function) bool {
-	var wakes []valueOrigin
+	var wakes []signal
 	for _, b := range by.Blocks {
 		for _, at := range b.Instrs {
-			for _, ch := range sentChannels(at) {
-				wakes = append(wakes, p.traces.containerAllocs(ch)...)
-			}
-			if call, ok := at.(*ssa.Call); ok {
-				if fn, ok := call.Common().Value.(*ssa.Builtin); ok && fn.Name() == "close" {
-					wakes = append(wakes, p.traces.containerAllocs(call.Common().Args[0])...)
-				}
-			}
+			wakes = append(wakes, p.raisedSignals(at)...)
 		}
 	}
 	waiters := []*function{f}
@@ -304,10 +297,8 @@ func (p *Program) waitsFor(f, by *function) bool {
 	for _, f := range waiters {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
-				for _, ch := range receivedChannels(at) {
-					if haveCommonOrigin(wakes, p.traces.containerAllocs(ch)) {
-						return true
-					}
+				if intersectSignals(wakes, p.awaitedSignals(at)) {
+					return true
 				}
 			}
 		}

@@ -1,7 +1,6 @@
 package vet
 
 import (
-	"go/token"
 	"go/types"
 	"slices"
 	"strings"
@@ -11,8 +10,7 @@ import (
 
 // trustTestFiles removes operations of test files that sleep only if the test is wrong. A test knows how many messages
 // it sends, so a channel with a capacity has space for them. A loop on the time stands for a computation. With
-// Options.TrustSpace, the same applies to the channels of consumers, except those of smallSends, and a function literal
-// may return a token of the enclosing function.
+// Options.TrustSpace, the same applies to the channels of consumers, except those of smallSends.
 func (p *Program) trustTestFiles() {
 	var small map[ssa.Instruction]bool
 	if p.trustSpace {
@@ -28,29 +26,9 @@ func (p *Program) trustTestFiles() {
 			if send, ok := o.at.(*ssa.Send); ok {
 				return p.traces.isBuffered(send.Chan) && (isTest || !small[send])
 			}
-			return isTest && o.what == "spins "+onTime || trusts && p.returnsToken(f, o.at)
+			return isTest && o.what == "spins "+onTime
 		})
 	}
-}
-
-// returnsToken reports whether an instruction of a function literal receives from a buffered channel to which the
-// enclosing function sends: the literal returns a token.
-func (p *Program) returnsToken(f *function, at ssa.Instruction) bool {
-	take, ok := at.(*ssa.UnOp)
-	if !ok || take.Op != token.ARROW || f.Parent() == nil || !p.traces.isBuffered(take.X) {
-		return false
-	}
-	from := p.traces.containerAllocs(take.X)
-	for _, b := range f.Parent().Blocks {
-		for _, x := range b.Instrs {
-			for _, ch := range sentChannels(x) {
-				if haveCommonOrigin(from, p.traces.containerAllocs(ch)) {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }
 
 // sentChannels returns the channels to which an instruction sends.

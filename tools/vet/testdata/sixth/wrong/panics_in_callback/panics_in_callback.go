@@ -110,3 +110,12 @@ func open(d *ib.Device) (*port, error) {
 }
 
 func unexpected(*ib.CQ, ib.EventType) { panic("unexpected event") } // want "panic: .*unexpected.* may not return: it panics"
+
+// exit is a variable for tests.
+var exit = os.Exit
+
+func closed(d *ib.Device) (*ib.CQ, error) {
+	return d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
+		exit(1) // want "panic: .* may not return: it calls os.Exit"
+	}})
+}
