@@ -7,6 +7,7 @@ import (
 	"go/types"
 	"maps"
 	"slices"
+	"strings"
 
 	"golang.org/x/tools/go/ssa"
 )
@@ -85,6 +86,11 @@ func (p *Program) findCompletions() {
 func (c *call) findReachableFunc(want func(string) bool) string {
 	if c.static != nil && want(c.static.FullName()) {
 		return c.static.FullName()
+	}
+	for _, g := range c.ownCallees() {
+		if o, ok := g.Object().(*types.Func); ok && strings.HasPrefix(g.Synthetic, "bound method") && want(o.FullName()) {
+			return o.FullName() // a method value
+		}
 	}
 	for _, g := range c.callees {
 		if name := fullName(g.Function); g.Synthetic == "" && want(name) {
@@ -173,19 +179,20 @@ func (p *Program) checkOwnDrains() (reports []Report) {
 				return
 			}
 			for _, c := range v.f.calls {
-				if c.static == nil || !drainFuncs[c.static.FullName()] || c.spawns || said[c.pos] ||
-					p.escapes.escapeAt(p.Fset, c.pos, Callback) != nil {
+				name := c.findReachableFunc(func(name string) bool { return drainFuncs[name] })
+				if name == "" || c.spawns || said[c.pos] || p.escapes.escapeAt(p.Fset, c.pos, Callback) != nil {
 					continue
 				}
 				q := &queueQuery{p: p, made: map[*ssa.Call]bool{}}
-				for _, recv := range []bool{false, true} {
-					q.contextsOfQP(c.at.(ssa.CallInstruction).Common().Args[0], recv)
+				for _, qp := range p.receiversOf(c.at.(ssa.CallInstruction).Common()) {
+					q.contextsOfQP(qp, false)
+					q.contextsOfQP(qp, true)
 				}
 				if !intersects(k.made, q.made) {
 					continue
 				}
 				said[c.pos] = true
-				what := "calls " + shortName(c.static)
+				what := "calls " + strings.ReplaceAll(name, completionPath, "completion")
 				reports = append(reports, Report{Callback, c.pos, v.root.why + " " + what +
 					", which waits for the functions of the same completion queue",
 					v.pathTo(PathStep{c.pos, functionName(v.f), what})})
@@ -193,6 +200,22 @@ func (p *Program) checkOwnDrains() (reports []Report) {
 		})
 	}
 	return reports
+}
+
+// receiversOf returns the possible receivers of a method call, also of a stored method value.
+func (p *Program) receiversOf(c *ssa.CallCommon) (list []ssa.Value) {
+	switch {
+	case c.IsInvoke():
+		return []ssa.Value{c.Value}
+	case c.StaticCallee() != nil && c.Signature().Recv() != nil:
+		return c.Args[:1]
+	}
+	for _, o := range p.traces.origins(c.Value, nil, nil) {
+		if m, ok := o.v.(*ssa.MakeClosure); ok && len(m.Bindings) == 1 {
+			list = append(list, m.Bindings[0])
+		}
+	}
+	return list
 }
 
 // queueQuery searches for the contexts of queues.
@@ -213,7 +236,7 @@ type initStore struct {
 // recordPost records the functions that a call posts, together with the contexts of its queue.
 func (q *queueQuery) recordPost(c *call, name string) {
 	at := c.at.(ssa.CallInstruction)
-	args, k := postArguments(at), postFuncs[name]
+	args, k := q.p.postArguments(at), postFuncs[name]
 	if len(args) <= k.done {
 		return
 	}
@@ -221,11 +244,16 @@ func (q *queueQuery) recordPost(c *call, name string) {
 }
 
 // postArguments returns the arguments of a post. The receiver counts.
-func postArguments(at ssa.CallInstruction) []ssa.Value {
-	if at.Common().IsInvoke() {
-		return append([]ssa.Value{at.Common().Value}, at.Common().Args...)
+func (p *Program) postArguments(at ssa.CallInstruction) []ssa.Value {
+	c := at.Common()
+	if c.StaticCallee() != nil {
+		return c.Args
 	}
-	return at.Common().Args
+	recv := c.Value
+	if list := p.receiversOf(c); len(list) == 1 {
+		recv = list[0]
+	}
+	return append([]ssa.Value{recv}, c.Args...)
 }
 
 // recordPair records a function together with the queue to which it is posted. If the function or the queue is a

@@ -442,7 +442,7 @@ func (p *Program) indexPosts() *postIndex {
 				continue
 			}
 			at := c.at.(ssa.CallInstruction)
-			for _, o := range p.traces.origins(postArguments(at)[postFuncs[name].done], nil, nil) {
+			for _, o := range p.traces.origins(p.postArguments(at)[postFuncs[name].done], nil, nil) {
 				if g := p.funcs[functionOf(o.v)]; g != nil {
 					x.funcs[at] = append(x.funcs[at], g)
 					x.posters[g] = append(x.posters[g], f)
