@@ -11,9 +11,16 @@ import (
 )
 
 const (
-	reqNotify    = "(*" + ibPath + ".CQ).ReqNotify"
-	createCQ     = "(*" + ibPath + ".Device).CreateCQ"
-	reportMissed = 4 // ib.NotifyReportMissed
+	armVerbsCQ     = "(*" + verbsPath + ".CQ).Arm"
+	waitForChannel = "(*" + verbsPath + ".Channel).Wait"
+	reportMissed   = 4 // ib.NotifyReportMissed
+)
+
+// These functions poll, arm and create completion queues.
+var (
+	pollFuncs   = []string{pollCQ, "(*" + verbsPath + ".CQ).Poll", "(*" + verbsPath + ".CQ).Wait"}
+	armFuncs    = []string{"(*" + ibPath + ".CQ).ReqNotify", armVerbsCQ}
+	createFuncs = []string{"(*" + ibPath + ".Device).CreateCQ", "(*" + verbsPath + ".Device).CreateCQ"}
 )
 
 // armedFields lists the fields of package ib with completion handlers.
@@ -41,15 +48,15 @@ type lostArm struct {
 
 // checkArms reports queues that are armed after the last poll.
 func (p *Program) checkArms() (reports []Report) {
-	a := &armFlow{p: p, polls: p.callersOf(pollCQ), creates: p.callersOf(createCQ), waits: map[*function]bool{},
-		lost: map[*function][]lostArm{}, handlers: map[*function]bool{}}
+	a := &armFlow{p: p, polls: p.callersOf(pollFuncs...), creates: p.callersOf(createFuncs...),
+		waits: map[*function]bool{}, lost: map[*function][]lostArm{}, handlers: map[*function]bool{}}
 	roots := p.storedFuncs(p.contract.fieldsOf(ibPath, armedFields), nil)
 	for _, r := range roots {
 		a.handlers[r.f] = true
 	}
 	said := map[token.Pos]bool{}
 	for _, f := range p.order {
-		if isMidlayer(f) || f.base != nil || strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
+		if isLibrary(f) || f.base != nil || strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
 			continue
 		}
 		for _, l := range a.lostArms(f, 0) {
@@ -69,18 +76,18 @@ func (p *Program) checkArms() (reports []Report) {
 }
 
 // callersOf returns the functions outside the midlayer that call a function, directly or indirectly.
-func (p *Program) callersOf(name string) *effect {
+func (p *Program) callersOf(names ...string) *effect {
 	e := p.newEffect(Arm)
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if !c.spawns && !isMidlayer(f) && c.reachesMethod(name) {
-				e.addCause(f, &effectCause{at: c.at, pos: c.pos, what: "calls " + name})
+			if !c.spawns && !isLibrary(f) && c.reachesMethod(names...) {
+				e.addCause(f, &effectCause{at: c.at, pos: c.pos, what: "calls " + names[0]})
 			}
 		}
 	}
 	callers := p.callers(Arm)
 	for g := range callers {
-		if isMidlayer(g) {
+		if isLibrary(g) {
 			delete(callers, g)
 		}
 	}
@@ -88,10 +95,9 @@ func (p *Program) callersOf(name string) *effect {
 	return e
 }
 
-// reachesMethod reports whether a call calls a method of package ib, also by a method value.
-func (c *call) reachesMethod(name string) bool {
-	return c.findReachableFunc(func(n string) bool { return n == name }) != "" ||
-		slices.ContainsFunc(c.ownCallees(), func(g *function) bool { return fullName(boundMethod(g.Function)) == name })
+// reachesMethod reports whether a call calls one of some methods, also by a method value.
+func (c *call) reachesMethod(names ...string) bool {
+	return c.findReachableFunc(func(n string) bool { return slices.Contains(names, n) }) != ""
 }
 
 // isIn reports whether all functions on the path to the arming belong to a package.
@@ -122,13 +128,13 @@ func (a *armFlow) lostArms(f *function, depth int) []lostArm {
 			continue
 		}
 		var arms []lostArm
-		if c.reachesMethod(reqNotify) {
+		if c.reachesMethod(armFuncs...) {
 			if a.isBlind(c) {
 				arms = []lostArm{{in: f, c: c}}
 			}
 		} else if c.static != nil || len(c.ownCallees()) == 1 { // not a table of functions
 			for _, g := range c.callees {
-				if isMidlayer(g) {
+				if isLibrary(g) {
 					continue
 				}
 				for _, l := range a.lostArms(g, depth+1) {
@@ -153,6 +159,9 @@ func (a *armFlow) lostArms(f *function, depth int) []lostArm {
 // isBlind reports whether a call of ReqNotify does not report missed completions, or its caller ignores the report.
 func (a *armFlow) isBlind(c *call) bool {
 	args := c.at.(ssa.CallInstruction).Common().Args
+	if c.reachesMethod(armVerbsCQ) {
+		return true
+	}
 	if len(args) == 0 {
 		return false
 	}
@@ -234,8 +243,8 @@ func (a *armFlow) after(f *function, c *call) (polls, waits bool) {
 
 // isPoll reports whether a call polls a completion queue, or calls a function that does.
 func (a *armFlow) isPoll(c *call) bool {
-	return !c.spawns && (c.reachesMethod(pollCQ) || slices.ContainsFunc(c.callees, func(g *function) bool {
-		return a.polls.of[g] != nil && !isMidlayer(g)
+	return !c.spawns && (c.reachesMethod(pollFuncs...) || slices.ContainsFunc(c.callees, func(g *function) bool {
+		return a.polls.of[g] != nil && !isLibrary(g)
 	}))
 }
 
@@ -250,13 +259,23 @@ func (a *armFlow) isWait(at ssa.Instruction) bool {
 			return s.Dir == types.SendOnly || !isSignal(s.Chan)
 		})
 	case *ssa.Call:
-		if fullName(at.Call.StaticCallee()) == condWait {
+		switch fullName(at.Call.StaticCallee()) {
+		case condWait:
 			return true
+		case waitForChannel:
+			return !a.hasTimeLimit(at.Call.Args[1])
 		}
 		c := a.p.traces.calls[at]
 		return c != nil && len(c.ownCallees()) == 1 && a.waitsInside(c.ownCallees()[0])
 	}
 	return false
+}
+
+// hasTimeLimit reports whether a context may have a time limit.
+func (a *armFlow) hasTimeLimit(ctx ssa.Value) bool {
+	return slices.ContainsFunc(a.p.traces.origins(ctx, nil, nil), func(o valueOrigin) bool {
+		return creatingCall(o.v, "context.WithTimeout", "context.WithDeadline") != nil
+	})
 }
 
 // waitsInside reports whether a function waits, and does not poll.
@@ -265,7 +284,7 @@ func (a *armFlow) waitsInside(g *function) bool {
 		return is
 	}
 	a.waits[g] = false
-	if isMidlayer(g) || a.polls.of[g] != nil {
+	if isLibrary(g) || a.polls.of[g] != nil {
 		return false
 	}
 	for _, b := range g.Blocks {
@@ -314,7 +333,7 @@ func (a *armFlow) isPolledElsewhere(f *function) bool {
 			continue
 		}
 		for _, c := range g.calls {
-			if c.spawns || !c.reachesMethod(pollCQ) {
+			if c.spawns || !c.reachesMethod(pollFuncs...) {
 				continue
 			}
 			q := queueOf(c)
@@ -345,7 +364,7 @@ func (a *armFlow) queuesPolledBy(f *function) map[*types.Var]bool {
 	fields := map[*types.Var]bool{}
 	for g := range (&eventFlow{p: a.p}).callees(f) {
 		for _, c := range g.calls {
-			if q := queueOf(c); c.reachesMethod(pollCQ) && q != nil {
+			if q := queueOf(c); c.reachesMethod(pollFuncs...) && q != nil {
 				fields[q] = true
 			}
 		}
@@ -364,7 +383,7 @@ func (a *armFlow) addCreatedQueues(handler *function, fields map[*types.Var]bool
 		}
 		forEachCall(v.Parent(), func(at ssa.CallInstruction, name string, _ []ssa.Value) {
 			c, ok := at.(*ssa.Call)
-			if !ok || name != createCQ {
+			if !ok || !slices.Contains(createFuncs, name) {
 				return
 			}
 			for _, r := range *c.Referrers() {

@@ -444,10 +444,10 @@ func isCompletionQP(v ssa.Value) bool {
 	switch v := v.(type) {
 	case *ssa.UnOp:
 		a, ok := v.X.(*ssa.FieldAddr)
-		return ok && v.Op == token.MUL && isNamed(deref(a.X.Type()), ibPath+".WC") &&
+		return ok && v.Op == token.MUL && isWC(deref(a.X.Type())) &&
 			deref(a.X.Type()).Underlying().(*types.Struct).Field(a.Field).Name() == "QP"
 	case *ssa.Field:
-		return isNamed(v.X.Type(), ibPath+".WC") && v.X.Type().Underlying().(*types.Struct).Field(v.Field).Name() == "QP"
+		return isWC(v.X.Type()) && v.X.Type().Underlying().(*types.Struct).Field(v.Field).Name() == "QP"
 	}
 	return false
 }

@@ -76,7 +76,7 @@ func isSend(at ssa.Instruction) bool {
 // isCompletion reports whether a type is *ib.WC.
 func isCompletion(t types.Type) bool {
 	p, ok := types.Unalias(t).(*types.Pointer)
-	return ok && isNamed(p.Elem(), ibPath+".WC")
+	return ok && isWC(p.Elem())
 }
 
 // keptKind describes the memory of the caller that a search follows.

@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	verbsPath = module + "/verbs"
-	lifeDepth = 3 // depth of calls into which the check follows objects
+	verbsPath    = module + "/verbs"
+	providerPath = verbsPath + "/provider"
+	lifeDepth    = 3 // depth of calls into which the check follows objects
 )
 
 // lifeKind is the kind of a fact about an object.
@@ -81,9 +82,12 @@ func (p *Program) checkLives(r *releaseCheck) []Report {
 	return l.reports
 }
 
-func (l *lifeCheck) isConsumer(f *function) bool {
+func (l *lifeCheck) isConsumer(f *function) bool { return pkgOf(f.Function) != nil && !isLibrary(f) }
+
+// isLibrary reports whether a function belongs to package ib, to package verbs, or to a package below these.
+func isLibrary(f *function) bool {
 	k := pkgOf(f.Function)
-	return k != nil && !isMidlayer(f) && k.Path() != verbsPath && !strings.HasPrefix(k.Path(), verbsPath+"/")
+	return isMidlayer(f) || k != nil && (k.Path() == verbsPath || strings.HasPrefix(k.Path(), verbsPath+"/"))
 }
 
 // lifeFrame is a function on the path of a walk.
@@ -481,21 +485,32 @@ func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call
 		fr.report(Life, at, x, "ends an object after "+x.object+", but the former "+x.closes, "ends "+x.object)
 	}
 	st[lifeKey{lifeEnded, path}] = lifeFact{call: cause, pos: fr.where(at), closes: name, object: typ}
-	for _, child := range fr.l.refers[path] {
-		if _, ended := st[lifeKey{lifeEnded, child}]; !ended {
-			st[lifeKey{lifeEarly, child}] = lifeFact{call: cause, pos: fr.where(at), closes: "refers to it",
-				object: "the " + typ}
+	for k, why := range fr.dependantsWith(path, v, typ) {
+		if _, ended := st[lifeKey{lifeEnded, k.path}]; !ended {
+			st[k] = lifeFact{call: cause, pos: fr.where(at), closes: why.closes, object: why.object}
 		}
+	}
+}
+
+// dependants returns the keys of objects that refer to an object.
+func (fr *lifeFrame) dependants(path string, v ssa.Value) []lifeKey {
+	return slices.Collect(maps.Keys(fr.dependantsWith(path, v, "")))
+}
+
+// dependantsWith returns the objects that refer to an object, with the names and reasons for a report.
+func (fr *lifeFrame) dependantsWith(path string, v ssa.Value, typ string) map[lifeKey]lifeFact {
+	found := map[lifeKey]lifeFact{}
+	for _, child := range fr.l.refers[path] {
+		found[lifeKey{lifeEarly, child}] = lifeFact{closes: "refers to it", object: "the " + typ}
 	}
 	of := fieldOf(v)
 	for k, why := range fr.l.kin {
 		if k.parent != of {
 			continue
 		}
-		child, ok := fr.sibling(path, of, k.child, v)
-		if _, ended := st[lifeKey{lifeEnded, child}]; !ok || ended {
-			continue
+		if child, ok := fr.sibling(path, of, k.child, v); ok {
+			found[lifeKey{lifeEarly, child}] = lifeFact{closes: why, object: of.Name()}
 		}
-		st[lifeKey{lifeEarly, child}] = lifeFact{call: cause, pos: fr.where(at), closes: why, object: of.Name()}
 	}
+	return found
 }

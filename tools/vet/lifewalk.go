@@ -175,9 +175,9 @@ func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
 			}
 		}
 		switch failed, on := failureEdge(at, err); {
-		case on && failed == i && (k.kind == lifeInvalid || k.kind == lifeSent):
+		case on && failed == i:
 			st[k] = lifeFact{isNil: true}
-		case on && failed == i, !on && dependsOn(at.Cond, err, 0):
+		case !on && dependsOn(at.Cond, err, 0):
 			delete(st, k)
 		}
 	}
@@ -190,8 +190,10 @@ func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
 			}
 		}
 		if path := fr.pathOf(o.X); path != "" && (o.Op == token.EQL) == (i == 0) {
-			if _, ok := st[lifeKey{lifeEnded, path}]; !ok {
-				st[lifeKey{lifeEnded, path}] = lifeFact{isNil: true}
+			for _, k := range append(fr.dependants(path, o.X), lifeKey{lifeEnded, path}) {
+				if _, ok := st[k]; !ok {
+					st[k] = lifeFact{isNil: true}
+				}
 			}
 		}
 	}

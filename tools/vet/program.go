@@ -235,6 +235,9 @@ func allFunctions(prog *ssa.Program) map[*ssa.Function]bool {
 		}
 	}
 	for f := range maps.Clone(all) {
+		if o := f.Origin(); o != nil && o != f {
+			delete(all, o) // its instances are analysed
+		}
 		for v := range f.Signature.Results().Variables() {
 			for _, m := range instanceMethods(prog, v.Type()) {
 				add(m)

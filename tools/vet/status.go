@@ -161,7 +161,7 @@ func isByteSlice(t types.Type) bool {
 }
 
 func isStatus(a *ssa.FieldAddr) bool {
-	return isNamed(deref(a.X.Type()), ibPath+".WC") && fieldVar(a.X.Type(), a.Field).Name() == "Status"
+	return isWC(deref(a.X.Type())) && fieldVar(a.X.Type(), a.Field).Name() == "Status"
 }
 
 // checkFetches reports functions that post a READ or an atomic and wait for its completion, if the function of the

@@ -109,10 +109,8 @@ func signals(f *function) bool {
 			switch x := at.(type) {
 			case *ssa.Send, *ssa.Select:
 				return true
-			case *ssa.MapUpdate:
-				return true
 			case ssa.CallInstruction:
-				if fn, ok := x.Common().Value.(*ssa.Builtin); ok && (fn.Name() == "close" || fn.Name() == "delete") {
+				if fn, ok := x.Common().Value.(*ssa.Builtin); ok && fn.Name() == "close" {
 					return true
 				}
 			}
@@ -122,6 +120,9 @@ func signals(f *function) bool {
 		}
 	}
 	for _, c := range f.calls {
+		if _, builtin := c.at.(ssa.CallInstruction).Common().Value.(*ssa.Builtin); builtin {
+			continue
+		}
 		if c.static == nil {
 			return true
 		}
@@ -146,7 +147,7 @@ func signals(f *function) bool {
 	return false
 }
 
-// readsStoresOf reports whether a function of the first set reads a field or variable that one of the second set
+// readsStoresOf reports whether a function of the first set reads a field, variable or map that one of the second set
 // changes.
 func readsStoresOf(readers, writers map[*function]bool) bool {
 	stored := map[any]bool{}
@@ -159,8 +160,11 @@ func readsStoresOf(readers, writers map[*function]bool) bool {
 			}
 		}
 	}
-	place := func(addr ssa.Value) any {
+	var place func(addr ssa.Value) any
+	place = func(addr ssa.Value) any {
 		switch x := addr.(type) {
+		case *ssa.UnOp:
+			return place(x.X)
 		case *ssa.FieldAddr:
 			return fieldVar(x.X.Type(), x.Field)
 		case *ssa.FreeVar:
@@ -170,16 +174,29 @@ func readsStoresOf(readers, writers map[*function]bool) bool {
 		}
 		return (*types.Var)(nil)
 	}
+	updated := map[any]bool{} // maps
 	each(writers, func(at ssa.Instruction) {
-		if s, ok := at.(*ssa.Store); ok {
-			stored[place(s.Addr)] = true
+		switch x := at.(type) {
+		case *ssa.Store:
+			stored[place(x.Addr)] = true
+		case *ssa.MapUpdate:
+			updated[place(x.Map)] = true
+		case *ssa.Call:
+			if fn, ok := x.Call.Value.(*ssa.Builtin); ok && (fn.Name() == "delete" || fn.Name() == "clear") {
+				updated[place(x.Call.Args[0])] = true
+			}
 		}
 	})
 	delete(stored, (*types.Var)(nil))
 	found := false
 	each(readers, func(at ssa.Instruction) {
-		if load, ok := at.(*ssa.UnOp); ok && stored[place(load.X)] {
-			found = true
+		switch x := at.(type) {
+		case *ssa.UnOp:
+			found = found || stored[place(x.X)]
+		case *ssa.Lookup:
+			found = found || updated[place(x.X)]
+		case *ssa.Range:
+			found = found || updated[place(x.X)]
 		}
 	})
 	return found

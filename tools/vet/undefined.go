@@ -12,7 +12,7 @@ import (
 )
 
 // definedFields lists the fields of a completion that are defined for every status.
-var definedFields = []string{"ID", "Status", "VendorErr", "QPNum", "QP"}
+var definedFields = []string{"ID", "Status", "VendorErr", "QPNum", "QPN", "QP"}
 
 // undefinedUse is a use of a field of a completion that is undefined after an error.
 type undefinedUse struct {
@@ -39,13 +39,14 @@ func (p *Program) checkUndefined() []Report {
 	}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if at, ok := c.at.(ssa.CallInstruction); ok && !isMidlayer(f) && c.static != nil && c.static.FullName() == pollCQ {
-				u.addPolled(at.Common().Args[1], 0)
+			if at, ok := c.at.(ssa.CallInstruction); ok && !isMidlayer(f) && c.static != nil &&
+				slices.Contains(pollFuncs, c.static.FullName()) && len(at.Common().Args) > 1 {
+				u.addPolled(at.Common().Args[len(at.Common().Args)-1], 0)
 			}
 		}
 	}
 	for _, f := range p.order {
-		if f.base == nil && !isMidlayer(f) && !strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
+		if f.base == nil && !isLibrary(f) && !strings.HasSuffix(p.Fset.Position(f.Pos()).Filename, "_test.go") {
 			u.checkFunction(f)
 		}
 	}
@@ -104,7 +105,8 @@ func onlyStore(a *ssa.Alloc) (v ssa.Value) {
 	return v
 }
 
-func isWC(t types.Type) bool { return isNamed(t, ibPath+".WC") }
+// isWC reports whether a type is a completion of package ib or verbs.
+func isWC(t types.Type) bool { return isNamed(t, ibPath+".WC") || isNamed(t, providerPath+".WC") }
 
 // completionAt returns a value that identifies the completion to which a pointer points, or that a value copies.
 func completionAt(v ssa.Value) ssa.Value {
@@ -157,7 +159,7 @@ func (u *fieldUses) checkFunction(f *function) {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			field, of := readField(at)
-			if field == "" || slices.Contains(definedFields, field) {
+			if field == "" || slices.Contains(definedFields, field) || comesWithError(of) {
 				continue
 			}
 			u.field = field
@@ -179,6 +181,12 @@ func (u *fieldUses) checkFunction(f *function) {
 				"an examination of the status", functionName(f), s.found.what), []PathStep{{pos, functionName(f), s.found.what}}})
 		}
 	}
+}
+
+// comesWithError reports whether a completion is a parameter beside its error, as in a loop over CQ.Completions.
+func comesWithError(v ssa.Value) bool {
+	x, ok := v.(*ssa.Parameter)
+	return ok && slices.ContainsFunc(x.Parent().Params, func(p *ssa.Parameter) bool { return isErrorType(p.Type()) })
 }
 
 // useSearch follows the value of one field to its uses.
