@@ -106,6 +106,10 @@ ucx-srd: build ## run ucx_perftest over SRD on an EFA device. UCX is a built sou
 efa-fabtests: build ## run fabtests over EFA. FABTESTS is the installation folder of libfabric and its fabtests. LOSS=1% loses and reorders packets
 	@VERBENA=$(CURDIR)/$(BIN) LOSS=$(LOSS) recipes/jobs/efa-fabtests.sh $(FABTESTS)
 
+.PHONY: efa-adversity
+efa-adversity: build ## run libfabric's programs over EFA with loss, a dead peer and resets. FABTESTS is the installation folder of libfabric and its fabtests
+	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/efa-adversity.sh $(FABTESTS)
+
 .PHONY: valkey-rdma
 valkey-rdma: build ## run valkey's own test of RDMA. VALKEY is a source tree built with BUILD_RDMA=module
 	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/valkey.sh $(VALKEY)
