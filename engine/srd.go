@@ -10,6 +10,7 @@ import (
 	"verbena/driver"
 	"verbena/engine/transport"
 	"verbena/ib"
+	"verbena/internal/qpinfo"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -233,6 +234,18 @@ func (s *srd) window() (sum int) {
 		}
 	}
 	return sum
+}
+
+// status counts the flows and sources.
+func (s *srd) status() *qpinfo.Flows {
+	n := qpinfo.Flows{Out: len(s.flows), In: len(s.sources.byOrigin)}
+	for _, f := range s.flows {
+		if !f.snd.Idle() {
+			n.Busy++
+		}
+		n.Waiting += f.snd.Waiting()
+	}
+	return &n
 }
 
 // run sends the packets that the flows allow.

@@ -223,7 +223,7 @@ func (d *Device) QPStatuses() []QPStatus {
 			s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)+int(qp.egress.handed.Load())
 			s.Retransmits = qp.req.retransmits
 			if qp.srd != nil {
-				s.InFlight, s.Window = qp.srd.inFlight(), qp.srd.window()
+				s.InFlight, s.Window, s.Flows = qp.srd.inFlight(), qp.srd.window(), qp.srd.status()
 			}
 			if qp.path != nil && !qp.datagram {
 				s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"verbena/internal/ctl"
 	"verbena/internal/qpinfo"
@@ -35,8 +36,8 @@ func writeQPTable(w io.Writer, qps []ctl.QPStatusInfo) {
 		}
 		if x.Slow {
 			note = "memory of its program does not answer"
-		} else if x.Traced {
-			note = "traced"
+		} else if note = x.Flows.String(); x.Traced {
+			note = strings.TrimPrefix(note+"; traced", "; ")
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", x.Device, x.Num, x.Type, x.State, peer,
 			x.Unacknowledged, x.NextPSN, x.ExpectedPSN, x.InFlight, note)

@@ -207,6 +207,9 @@ func (s *SRDSender) Trim() {
 // InFlight returns the bytes in flight, and the size of the window.
 func (s *SRDSender) InFlight() (bytes, window int) { return s.out, s.aimd.Window() }
 
+// Waiting returns the number of packets that wait for a receive of the peer.
+func (s *SRDSender) Waiting() int { return s.waiting }
+
 // PSNs returns the oldest PSN without an acknowledgement, and the next one.
 func (s *SRDSender) PSNs() (una, next roce.PSN) { return s.una, s.next }
 

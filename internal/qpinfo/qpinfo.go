@@ -30,6 +30,29 @@ type Status struct {
 	// Retransmits counts the times that the queue pair has sent unacknowledged packets again: after a timeout, a NAK or
 	// an RNR NAK, and to detect a loss before the timeout.
 	Retransmits uint64 `json:"retransmits"`
+
+	// Flows describes a queue pair of SRD, otherwise nil.
+	Flows *Flows `json:"flows,omitempty"`
+}
+
+// Flows are the flows of a queue pair of SRD. Each leads to one queue pair, or comes from one.
+type Flows struct {
+	Out     int `json:"out"`     // flows to peers
+	Busy    int `json:"busy"`    // flows to peers with requests that have not ended
+	In      int `json:"in"`      // flows from peers
+	Waiting int `json:"waiting"` // packets that the peers have refused, and that wait for receives
+}
+
+// String returns the flows in one line, "" for none.
+func (f *Flows) String() string {
+	if f == nil || f.Out+f.In == 0 {
+		return ""
+	}
+	s := fmt.Sprintf("%d flows out, %d of them busy, %d in", f.Out, f.Busy, f.In)
+	if f.Waiting > 0 {
+		s += fmt.Sprintf("; %d packets wait for receives", f.Waiting)
+	}
+	return s
 }
 
 // Trace is the trace of a queue pair.
