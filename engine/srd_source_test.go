@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -113,5 +115,42 @@ func TestSRDRelease(t *testing.T) {
 	}
 	if d.flows.all != 0 || d.requests.all != 0 {
 		t.Errorf("shares after release: got %d flows and %d requests, want 0", d.flows.all, d.requests.all)
+	}
+}
+
+// TestSRDHostList compares the list of the sources of a host with a slice.
+func TestSRDHostList(t *testing.T) {
+	h := &srdHost{}
+	r := rand.New(rand.NewPCG(1, 2))
+	var list, out []*srdSource
+	for i := range uint32(5) {
+		out = append(out, &srdSource{own: i})
+	}
+	for range 500 {
+		if at := r.IntN(len(list) + len(out)); at < len(list) {
+			h.unlink(list[at])
+			out, list = append(out, list[at]), slices.Delete(list, at, at+1)
+		} else {
+			src := out[at-len(list)]
+			out = slices.Delete(out, at-len(list), at-len(list)+1)
+			if r.IntN(2) == 0 {
+				h.linkNewest(src)
+				list = append(list, src)
+			} else {
+				h.linkOldest(src)
+				list = slices.Insert(list, 0, src)
+			}
+		}
+		var up, down []*srdSource
+		for src := h.oldest; src != nil && len(up) <= len(list); src = src.newer {
+			up = append(up, src)
+		}
+		for src := h.newest; src != nil && len(down) <= len(list); src = src.older {
+			down = slices.Insert(down, 0, src)
+		}
+		if !slices.Equal(up, list) || !slices.Equal(down, list) {
+			t.Fatalf("sources: got %d from the oldest and %d from the newest on, want the same %d", len(up), len(down),
+				len(list))
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"verbena/engine/transport"
+	"verbena/internal/clock"
 	"verbena/roce"
 )
 
@@ -223,5 +224,24 @@ func TestSRDProbesOfUser(t *testing.T) {
 	}
 	if most := flows * (4 + int(period/((flows+others)*probeInterval))); sent > most {
 		t.Errorf("packets of %d flows in 4 s: got %d, want at most %d", flows, sent, most)
+	}
+}
+
+// TestSRDResponseLength tests that a READ response of another length than the request has no effect.
+func TestSRDResponseLength(t *testing.T) {
+	s := newTestSRD(10)
+	s.qp.dev.clock = clock.System
+	s.requests = []*srdRequest{{used: true}}
+	f := s.flowTo(&path{dst: addrA}, 5, testQKey)
+	f.snd.Push(0, transport.SRDRequest{Kind: transport.Read, Length: 8})
+	for range 2 { // the Open and the request
+		p, _ := f.snd.Next()
+		f.snd.Sent(&p, 1)
+		f.snd.Accepted()
+	}
+	s.receiveResponse(nil, srdPacket(roce.SRDRDMAReadResponseOnly, addrA, 5, f.id, 0))
+	if got := s.qp.dev.counters[cntDropResponse].n.Load(); got != 1 || f.snd.Len() != 1 || len(s.storing) != 0 {
+		t.Errorf("response of 0 bytes for 8: got %d dropped, %d outstanding, %d stored, want 1, 1 and 0", got, f.snd.Len(),
+			len(s.storing))
 	}
 }

@@ -156,3 +156,42 @@ func TestCountersOfShortcut(t *testing.T) {
 			s["tx_bytes"], s["rx_bytes"], n, n)
 	}
 }
+
+// TestCountersOfFirstMessage tests the number of packets of a message to a new peer: the first packet opens a flow, and
+// its answer is no acknowledgement.
+func TestCountersOfFirstMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, ah, _ := newSRD(t, simnet.New(simnet.Config{Latency: 10 * time.Microsecond}))
+		b.recv(1, 0, 100)
+		a.send(1, ah, b.qp.Num(), 0, 30, nil)
+		a.await(1, abi.IOCompStatusOK)
+		time.Sleep(time.Second)
+		for p, name := range map[*program]string{a: "requester", b: "responder"} {
+			if got := p.dev.Stats()["sent_pkts"]; got != 2 {
+				t.Errorf("packets of the %s: got %d, want 2", name, got)
+			}
+		}
+	})
+}
+
+// TestCountersOfCopies tests that a repeated packet counts as a duplicate.
+func TestCountersOfCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+		a, b, ah, _ := newSRD(t, net)
+		b.recv(1, 0, 100)
+		a.send(1, ah, b.qp.Num(), 0, 30, nil)
+		a.await(1, abi.IOCompStatusOK)
+		if err := net.Faults().Add(link.Rule{Duplicate: 1}); err != nil {
+			t.Fatal(err)
+		}
+		before := b.dev.Stats()["duplicate_request"]
+		b.recv(2, 0, 100)
+		a.send(2, ah, b.qp.Num(), 0, 30, nil)
+		a.await(2, abi.IOCompStatusOK)
+		time.Sleep(time.Second)
+		if got := b.dev.Stats()["duplicate_request"] - before; got != 1 {
+			t.Errorf("duplicate_request: got %d more, want 1", got)
+		}
+	})
+}

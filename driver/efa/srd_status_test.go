@@ -29,6 +29,9 @@ func TestSRDFlowStatus(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 		check("without receives", qpinfo.Flows{Out: 1, Busy: 1, Waiting: 3}, qpinfo.Flows{In: 1})
+		if n := a.dev.QPStatuses()[0].Retransmits; n == 0 {
+			t.Error("retransmissions without receives: got none")
+		}
 		for id := range uint16(3) {
 			b.recv(100+id, 0, 8)
 		}

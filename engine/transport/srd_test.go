@@ -676,3 +676,58 @@ func TestSRDProbeGap(t *testing.T) {
 		}
 	}
 }
+
+// newOpenFlow returns a flow that the peer has accepted, with SENDs of 100 bytes that were not sent.
+func newOpenFlow(sends uint32) *SRDSender {
+	s := &SRDSender{}
+	s.Init(srdTestMTU, 1)
+	s.RNRRetry = RNRForever
+	for id := range sends {
+		s.Push(id, SRDRequest{Kind: Send, Length: 100})
+	}
+	p, _ := s.Next()
+	s.Sent(&p, 1)
+	s.Accepted()
+	return s
+}
+
+// sendNext sends the next packet of a flow, which must have one.
+func sendNext(t *testing.T, s *SRDSender, now int64) SRDPacket {
+	t.Helper()
+	p, ok := s.Next()
+	if !ok {
+		t.Fatal("Next: got no packet, want one")
+	}
+	s.Sent(&p, now)
+	return p
+}
+
+// TestSRDWindow tests that a flow sends packets without an acknowledgement until its window is full.
+func TestSRDWindow(t *testing.T) {
+	const cost = PacketCost + 100
+	s := newOpenFlow(SRDWindow)
+	n := 0
+	for p, ok := s.Next(); ok; p, ok = s.Next() {
+		s.Sent(&p, 1)
+		n++
+	}
+	if bytes, window := s.InFlight(); bytes != n*cost || n != min(window/cost, SRDWindow) || n < 2 {
+		t.Errorf("packets without an acknowledgement: got %d of %d bytes, want a window of %d bytes", n, bytes, window)
+	}
+}
+
+// TestSRDTimesOutAlone tests that a timeout concerns the packets that were sent long enough ago only.
+func TestSRDTimesOutAlone(t *testing.T) {
+	s := newOpenFlow(2)
+	first := sendNext(t, s, 1)
+	sendNext(t, s, 1+srdMinTimeout/2)
+	if !s.Expire(1 + srdMinTimeout) {
+		t.Error("Expire: got no timeout, want one")
+	}
+	if bytes, _ := s.InFlight(); bytes != PacketCost+100 {
+		t.Errorf("in flight: got %d bytes, want those of the second packet", bytes)
+	}
+	if p := sendNext(t, s, 1+srdMinTimeout); p.PSN != first.PSN || !p.Again {
+		t.Errorf("packet after the timeout: got %+v, want the first one again", p)
+	}
+}

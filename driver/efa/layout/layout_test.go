@@ -580,3 +580,83 @@ func TestMemoryTakenAway(t *testing.T) {
 	}
 	sq.TakeBack()
 }
+
+// TestCreateCQIsChecked tests the requests for completion queues, and that the queues of a program have different
+// numbers.
+func TestCreateCQIsChecked(t *testing.T) {
+	good := efa.CreateCQ{CQEntrySize: entrySize, NumSubCQs: subCQs}
+	p, q := openProcess(t)
+	numbers := map[uint16]bool{}
+	for name, c := range map[string]struct {
+		change func(cmd *efa.CreateCQ)
+		want   error
+	}{
+		"good":       {func(*efa.CreateCQ) {}, nil},
+		"good again": {func(*efa.CreateCQ) {}, nil},
+		"wide":       {func(cmd *efa.CreateCQ) { cmd.CQEntrySize = entrySizeEx }, nil},
+		"entry":      {func(cmd *efa.CreateCQ) { cmd.CQEntrySize++ }, syscall.EINVAL},
+		"arrays":     {func(cmd *efa.CreateCQ) { cmd.NumSubCQs++ }, syscall.EINVAL},
+		"comp mask":  {func(cmd *efa.CreateCQ) { cmd.CompMask = 1 }, syscall.EOPNOTSUPP},
+		"flags":      {func(cmd *efa.CreateCQ) { cmd.Flags = 0x80 }, syscall.EOPNOTSUPP},
+		"reserved":   {func(cmd *efa.CreateCQ) { cmd.Reserved58[4] = 1 }, syscall.EOPNOTSUPP},
+	} {
+		cmd := good
+		c.change(&cmd)
+		u := &ib.Udata{Context: p, In: uapi.AppendTo(nil, &cmd), Out: make([]byte, 64)}
+		cq, err := q.CreateCQ(1, u)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		}
+		if err != nil {
+			continue
+		}
+		r, _ := uapi.Decode[efa.CreateCQResp](u.Out[:u.N])
+		if numbers[r.CQIdx] || cq.Capacity() != 1 {
+			t.Errorf("%s: got number %d for %d entries, want a new number for 1", name, r.CQIdx, cq.Capacity())
+		}
+		numbers[r.CQIdx] = true
+	}
+}
+
+// TestFetchAhead tests that Fetch finds the requests behind the next one, round the queue.
+func TestFetchAhead(t *testing.T) {
+	x := newPair(t, efa.TXWQESize, testCap)
+	for id := range uint16(3) {
+		x.postSend(efa.TXMetaDesc{ReqID: id, Length: 1}, buf(0, 8, 1), true)
+		x.fetch(0)
+		x.sq.Take()
+		x.sq.Complete()
+	}
+	for id := range uint16(4) {
+		x.postSend(efa.TXMetaDesc{ReqID: 10 + id, Length: 1}, buf(0, 8, 1), true)
+	}
+	for n := range 4 {
+		if w, found, ok := x.fetch(n); w.ID != uint64(10+n) || !found || !ok {
+			t.Errorf("request %d: got identifier %d, found %t, want %d", n, w.ID, found, 10+n)
+		}
+	}
+	if _, found, _ := x.fetch(4); found {
+		t.Error("request 4: got one, want none")
+	}
+}
+
+// TestAttributes tests the attributes that the adapter does not have, or that have one value.
+func TestAttributes(t *testing.T) {
+	a := ib.DeviceAttr{
+		MaxMW: 1, MaxSRQ: 1, MaxSRQWR: 1, MaxSRQSGE: 1, MaxMcastGrp: 1, MaxMcastQPAttach: 1, MaxTotalMcastAtch: 1,
+		MaxQPRdAtom: 1, MaxResRdAtom: 1, MaxQPInitRdAtom: 1, LocalCAAckDelay: 1, DeviceCapFlags: 1, AtomicCap: 1,
+	}
+	attributes(&a)
+	want := ib.DeviceAttr{
+		VendorID: vendorAmazon, VendorPartID: partEFA2, HWVer: hwVersion, NodeType: ib.NodeUnspecified,
+		MaxSGERd: efa.IOTXDescNumRDMABufs,
+	}
+	if a != want {
+		t.Errorf("device: got %+v, want %+v", a, want)
+	}
+	p := ib.PortAttr{ActiveMTU: 5, LMC: 7, CapFlags: 1}
+	port(&p)
+	if want := (ib.PortAttr{ActiveMTU: 5, LMC: 1, LinkLayer: ib.LinkUnspecified, MaxMsgSize: 4096}); p != want {
+		t.Errorf("port: got %+v, want %+v", p, want)
+	}
+}
