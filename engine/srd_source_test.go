@@ -154,3 +154,42 @@ func TestSRDHostList(t *testing.T) {
 		}
 	}
 }
+
+// TestSRDSourceOfMost tests that a source in use is replaced only for a host with fewer sources, even after the
+// replacement, than another host, which loses the source that it has used least recently.
+func TestSRDSourceOfMost(t *testing.T) {
+	const now = 1000 * sourceIdle
+	few, many := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	for n, replaced := range map[uint32]bool{3: false, 4: false, 5: true} {
+		s := newSRDSources()
+		here := &path{from: &endpoint{}}
+		put := func(addr netip.Addr, qpn uint32) *srdSource {
+			src := &srdSource{srdOrigin: srdOrigin{addr, qpn, 1}, path: here}
+			s.put(len(s.list), src)
+			s.touch(src, now)
+			return src
+		}
+		for qpn := range uint32(3) {
+			put(few, qpn)
+		}
+		first, second := put(many, 0), put(many, 1)
+		for qpn := range n - 2 {
+			put(many, 2+qpn)
+		}
+		s.touch(first, now)
+		h, listed := s.byAddr[many], 0
+		for src := h.oldest; src != nil && listed <= h.count; src = src.newer {
+			listed++
+		}
+		if h.newest != first || h.oldest != second || listed != int(n) {
+			t.Errorf("sources of a host: got %d, want %d with the one in use as the newest", listed, n)
+		}
+		want := second
+		if !replaced {
+			want = nil
+		}
+		if got := s.replaceable(few, now); got != want {
+			t.Errorf("for 3 sources, with %d of another host: got %+v, want %+v", n, got, want)
+		}
+	}
+}

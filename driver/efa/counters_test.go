@@ -195,3 +195,16 @@ func TestCountersOfCopies(t *testing.T) {
 		}
 	})
 }
+
+// TestCountersOfRefusal tests that the refusal of a message to an unknown queue pair counts as one sent packet.
+func TestCountersOfRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, ah, _ := newSRD(t, simnet.New(simnet.Config{Latency: 10 * time.Microsecond}))
+		a.send(1, ah, b.qp.Num()+1, 0, 30, nil)
+		a.await(1, abi.IOCompStatusRemoteErrorBadDestQPN)
+		time.Sleep(time.Second)
+		if sent, received := b.dev.Stats()["sent_pkts"], a.dev.Stats()["rcvd_pkts"]; sent != 1 || received != 1 {
+			t.Errorf("refusals: got %d sent and %d received, want 1", sent, received)
+		}
+	})
+}

@@ -685,9 +685,10 @@ func newOpenFlow(sends uint32) *SRDSender {
 	for id := range sends {
 		s.Push(id, SRDRequest{Kind: Send, Length: 100})
 	}
-	p, _ := s.Next()
-	s.Sent(&p, 1)
-	s.Accepted()
+	if p, ok := s.Next(); ok {
+		s.Sent(&p, 1)
+		s.Accepted()
+	}
 	return s
 }
 
@@ -729,5 +730,72 @@ func TestSRDTimesOutAlone(t *testing.T) {
 	}
 	if p := sendNext(t, s, 1+srdMinTimeout); p.PSN != first.PSN || !p.Again {
 		t.Errorf("packet after the timeout: got %+v, want the first one again", p)
+	}
+}
+
+// TestSRDOutside tests which PSNs a receiver takes for new ones, for copies, and for those of no sender.
+func TestSRDOutside(t *testing.T) {
+	const base = 1000
+	var r SRDReceiver
+	r.Begin(base)
+	for d, want := range map[int]SRDArrival{
+		0: SRDNew, SRDWindow - 1: SRDNew, SRDWindow: SRDOutside, -1: SRDAgain, -SRDWindow: SRDAgain, -SRDWindow - 1: SRDOutside,
+	} {
+		if got := r.Arrive(roce.PSN(base).Add(d)); got != want {
+			t.Errorf("PSN %+d: got %d, want %d", d, got, want)
+		}
+	}
+}
+
+// TestSRDFailedEarly tests that a request that fails before its last packet sends only Skips for the packets that were
+// sent.
+func TestSRDFailedEarly(t *testing.T) {
+	s := newOpenFlow(0)
+	s.Push(0, SRDRequest{Kind: Write, Length: 10 * srdTestMTU})
+	p := sendNext(t, s, 1) // the Open
+	s.Accepted()
+	if p.Op != SRDOpOpen {
+		t.Fatalf("first packet: got %+v, want an Open", p)
+	}
+	first, second := sendNext(t, s, 1), sendNext(t, s, 1)
+	s.Refused(first.PSN, roce.SRDBadAddress, 1)
+	for _, psn := range []roce.PSN{first.PSN, second.PSN} {
+		if p := sendNext(t, s, 1); p.Op != SRDOpSkip || p.PSN != psn {
+			t.Errorf("packet after the refusal: got %+v, want a Skip of %d", p, psn)
+		}
+	}
+	if p, ok := s.Next(); ok {
+		t.Errorf("packet after the Skips: got %+v, want none", p)
+	}
+}
+
+// TestSRDTakesReceive tests which packets take a receive.
+func TestSRDTakesReceive(t *testing.T) {
+	for i, c := range []struct {
+		q     SRDRequest
+		index int32
+		want  bool
+	}{
+		{SRDRequest{Kind: Send}, 0, true}, {SRDRequest{Kind: Read}, 2, false}, {SRDRequest{Kind: Write}, 2, false},
+		{SRDRequest{Kind: Write, Imm: true}, 1, false}, {SRDRequest{Kind: Write, Imm: true}, 2, true},
+	} {
+		m := srdMessage{SRDRequest: c.q, packets: 3}
+		if got := m.takesReceive(c.index); got != c.want {
+			t.Errorf("case %d: got %t, want %t", i, got, c.want)
+		}
+	}
+}
+
+// TestSRDAnswered tests that an answer ends the count of timeouts, and that the timeout follows the round-trip time.
+func TestSRDAnswered(t *testing.T) {
+	s := newOpenFlow(1)
+	sendNext(t, s, 1)
+	s.silent, s.skipped, s.repeated = 3, 2, 5
+	s.Acked(s.next, nil, 1+10*srdMinTimeout)
+	if s.silent != 0 || s.skipped != 0 || s.repeated != 0 {
+		t.Errorf("after an answer: got %d timeouts, %d skipped, and a probe at %d, want none", s.silent, s.skipped, s.repeated)
+	}
+	if want := 10*srdMinTimeout + 4*5*srdMinTimeout; s.timeout != want { // the deviation is half of the first sample
+		t.Errorf("timeout: got %v, want %v", time.Duration(s.timeout), time.Duration(want))
 	}
 }
