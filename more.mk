@@ -102,6 +102,10 @@ ucx-failover: build ## run UCX's own test of fault tolerance on three devices. U
 ucx-srd: build ## run ucx_perftest over SRD on an EFA device. UCX is a built source tree. LOSS=1% loses and reorders packets
 	@VERBENA=$(CURDIR)/$(BIN) LOSS=$(LOSS) recipes/jobs/ucx-srd.sh $(UCX)
 
+.PHONY: ucx-srd-gtest
+ucx-srd-gtest: build ## run the tests of UCX's gtest over SRD on an EFA device. UCX is a built source tree
+	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/ucx-srd-gtest.sh $(UCX)
+
 .PHONY: efa-fabtests
 efa-fabtests: build ## run fabtests over EFA. FABTESTS is the installation folder of libfabric and its fabtests. LOSS=1% loses and reorders packets
 	@VERBENA=$(CURDIR)/$(BIN) LOSS=$(LOSS) recipes/jobs/efa-fabtests.sh $(FABTESTS)
@@ -109,6 +113,10 @@ efa-fabtests: build ## run fabtests over EFA. FABTESTS is the installation folde
 .PHONY: efa-adversity
 efa-adversity: build ## run libfabric's programs over EFA with loss, a dead peer and resets. FABTESTS is the installation folder of libfabric and its fabtests
 	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/efa-adversity.sh $(FABTESTS)
+
+.PHONY: efa-unit-tests
+efa-unit-tests: build ## run the unit tests of libfabric's efa provider with real functions. LIBFABRIC is a source tree built with --enable-efa-unit-test
+	@VERBENA=$(CURDIR)/$(BIN) recipes/jobs/efa-unit-tests.sh $(LIBFABRIC)
 
 .PHONY: valkey-rdma
 valkey-rdma: build ## run valkey's own test of RDMA. VALKEY is a source tree built with BUILD_RDMA=module

@@ -739,7 +739,8 @@ func TestSRDOutside(t *testing.T) {
 	var r SRDReceiver
 	r.Begin(base)
 	for d, want := range map[int]SRDArrival{
-		0: SRDNew, SRDWindow - 1: SRDNew, SRDWindow: SRDOutside, -1: SRDAgain, -SRDWindow: SRDAgain, -SRDWindow - 1: SRDOutside,
+		0: SRDNew, SRDWindow - 1: SRDNew, SRDWindow: SRDOutside,
+		-1: SRDAgain, -SRDWindow: SRDAgain, -SRDWindow - 1: SRDOutside,
 	} {
 		if got := r.Arrive(roce.PSN(base).Add(d)); got != want {
 			t.Errorf("PSN %+d: got %d, want %d", d, got, want)
