@@ -48,9 +48,9 @@ func (f *Flows) String() string {
 	if f == nil || f.Out+f.In == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("%d flows out, %d of them busy, %d in", f.Out, f.Busy, f.In)
+	s := fmt.Sprintf("flows: %d out, %d of them busy, %d in", f.Out, f.Busy, f.In)
 	if f.Waiting > 0 {
-		s += fmt.Sprintf("; %d packets wait for receives", f.Waiting)
+		s += fmt.Sprintf("; packets waiting for receives: %d", f.Waiting)
 	}
 	return s
 }
