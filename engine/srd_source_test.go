@@ -191,5 +191,10 @@ func TestSRDSourceOfMost(t *testing.T) {
 		if got := s.replaceable(few, now); got != want {
 			t.Errorf("for 3 sources, with %d of another host: got %+v, want %+v", n, got, want)
 		}
+		before := len(s.latest)
+		s.remove(first)
+		if len(s.latest) != before-1 || s.latest[second.pair()] != second {
+			t.Errorf("latest sources after a removal: got %d, want %d without the removed one", len(s.latest), before-1)
+		}
 	}
 }

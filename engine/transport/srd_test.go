@@ -800,3 +800,21 @@ func TestSRDAnswered(t *testing.T) {
 		t.Errorf("timeout: got %v, want %v", time.Duration(s.timeout), time.Duration(want))
 	}
 }
+
+// TestSRDResendsBefore tests that a packet is sent again when a packet srdGap later is acknowledged, and not before.
+func TestSRDResendsBefore(t *testing.T) {
+	for later, want := range map[int]bool{srdGap - 1: false, srdGap: true} {
+		s := newOpenFlow(SRDWindow)
+		first := sendNext(t, s, 1)
+		for range later {
+			sendNext(t, s, 1)
+		}
+		var bitmap [SRDBitmapLen]byte
+		bitmap[(later-1)/8] = 1 << ((later - 1) % 8)
+		s.Acked(first.PSN, bitmap[:], 1)
+		p, ok := s.Next()
+		if got := ok && p.Again && p.PSN == first.PSN; got != want {
+			t.Errorf("acknowledgement of the packet %d later: got %+v, want the first packet again: %t", later, p, want)
+		}
+	}
+}

@@ -660,3 +660,25 @@ func TestAttributes(t *testing.T) {
 		t.Errorf("port: got %+v, want %+v", p, want)
 	}
 }
+
+// TestOneSlot tests a send queue of one request with slots of 128 bytes, and a request without a completion.
+func TestOneSlot(t *testing.T) {
+	c := testCap
+	c.MaxSendWR = 1
+	x := newPair(t, efa.TXWQE128Size, c)
+	for _, signaled := range []bool{true, false} {
+		x.postSend(efa.TXMetaDesc{ReqID: 3, Length: 1}, buf(0, 8, 1), false)
+		if !signaled {
+			m, _ := uapi.Decode[efa.TXMetaDesc](x.send)
+			m.Ctrl2 &^= efa.IOTXMetaDescCompReqMask
+			uapi.Encode(x.send, &m)
+		}
+		x.bell.store(int(x.resp.SQDBOffset), uint32(x.posted))
+		w, found, ok := x.fetch(0)
+		if got := w.Flags&uapi.SendSignaled != 0; !found || !ok || got != signaled {
+			t.Errorf("request: got %+v, found %t, want a completion: %t", w, found, signaled)
+		}
+		x.sq.Take()
+		x.sq.Complete()
+	}
+}
