@@ -100,9 +100,11 @@ func attributes(a *ib.DeviceAttr) {
 	a.MaxQPRdAtom, a.MaxResRdAtom, a.MaxQPInitRdAtom, a.LocalCAAckDelay = 0, 0, 0, 0
 }
 
-// port makes the port one of a fabric without link layer. The longest message is one packet. (efa_query_port)
+// port makes the port one of a fabric without link layer. The longest message is one packet. The kernel's efa reports
+// 100 Gb/s for each adapter, and programs derive thresholds from the rate. (efa_query_port)
 func port(a *ib.PortAttr) {
 	a.LinkLayer, a.LMC, a.CapFlags = ib.LinkUnspecified, 1, 0
+	a.ActiveWidth, a.ActiveSpeed = uint8(uapi.PortWidth4X), uint16(uapi.PortSpeedEDR)
 	a.MaxMsgSize = uint32(a.ActiveMTU.Bytes())
 }
 

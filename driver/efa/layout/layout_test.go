@@ -654,9 +654,12 @@ func TestAttributes(t *testing.T) {
 	if a != want {
 		t.Errorf("device: got %+v, want %+v", a, want)
 	}
-	p := ib.PortAttr{ActiveMTU: 5, LMC: 7, CapFlags: 1}
+	p := ib.PortAttr{ActiveMTU: 5, LMC: 7, CapFlags: 1, ActiveWidth: 1, ActiveSpeed: 1}
 	port(&p)
-	if want := (ib.PortAttr{ActiveMTU: 5, LMC: 1, LinkLayer: ib.LinkUnspecified, MaxMsgSize: 4096}); p != want {
+	if want := (ib.PortAttr{
+		ActiveMTU: 5, LMC: 1, LinkLayer: ib.LinkUnspecified, MaxMsgSize: 4096,
+		ActiveWidth: uint8(uapi.PortWidth4X), ActiveSpeed: uint16(uapi.PortSpeedEDR),
+	}); p != want {
 		t.Errorf("port: got %+v, want %+v", p, want)
 	}
 }
