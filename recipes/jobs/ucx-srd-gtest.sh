@@ -39,9 +39,9 @@ export UCX_LOG_LEVEL=warn UCX_HANDLE_ERRORS=bt
 limit=${LIMIT:-600} passed=0 skipped=0 expected=0 failed=0
 
 "$gtest" --gtest_filter="$filter" --gtest_list_tests >"$work/list" 2>/dev/null
-while read -r suite; do
+while read -r suite tests; do
 	code=0
-	(cd "$work" && timeout -s KILL "$limit" "$gtest" --gtest_filter="$suite*" >"$work/log" 2>&1) || code=$?
+	(cd "$work" && timeout -s KILL "$limit" "$gtest" --gtest_filter="$tests" >"$work/log" 2>&1) || code=$?
 	skip=$(grep -c '^\[     SKIP \]' "$work/log" || true) # gtest prints OK for these, too
 	ok=$(($(grep -c '^\[       OK \]' "$work/log" || true) - skip))
 	passed=$((passed + ok)) skipped=$((skipped + skip))
@@ -58,6 +58,8 @@ while read -r suite; do
 		tail -n 5 "$work/log" >&2
 		failed=$((failed + 1))
 	fi
-done < <(sed -n 's/^\([^ ].*\.\)$/\1/p; s/^\([^ ]*\.\)  *#.*/\1/p' "$work/list")
+done < <(awk '/^[^ ]*\.( |$)/ { suite = $1; order[++n] = suite; next }
+	/^  / && suite { tests[suite] = tests[suite] (tests[suite] ? ":" : "") suite $1 }
+	END { for (i = 1; i <= n; i++) print order[i], tests[order[i]] }' "$work/list")
 echo "$passed tests of UCX passed, $skipped were skipped, $expected failed for a known reason, $failed failed"
 [ $failed = 0 ]
