@@ -818,3 +818,20 @@ func TestSRDResendsBefore(t *testing.T) {
 		}
 	}
 }
+
+// TestSRDProbeStaysPending tests that the acknowledgement of another packet does not end the probe.
+func TestSRDProbeStaysPending(t *testing.T) {
+	s := newOpenFlow(2)
+	first := sendNext(t, s, 1)
+	sendNext(t, s, 1)
+	s.Refused(first.PSN, roce.SRDNotReady, 1)
+	now := s.retryAt
+	s.Expire(now)
+	if p := sendNext(t, s, now); p.PSN != first.PSN {
+		t.Fatalf("probe: got %+v, want the refused packet", p)
+	}
+	s.Acked(first.PSN, []byte{1}, now)
+	if !s.pending {
+		t.Error("probe after the acknowledgement of another packet: got none, want one")
+	}
+}
