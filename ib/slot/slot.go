@@ -76,7 +76,7 @@ type Slot struct {
 	logf func(format string, args ...any)
 
 	flow       chan struct{} // semaphore: full while a change of the device is in progress
-	atHardware atomic.Bool   // the change waits for a method of hw
+	atHardware atomic.Bool   // the change waits for a method of hw, or ends after an error of hw.Await
 
 	begun sync.WaitGroup // counts the resets started by a moment
 
@@ -150,6 +150,7 @@ func (s *Slot) runChange(ctx context.Context, what string, f func() error) error
 		return f()
 	}
 	done := make(chan error, 1)
+	s.atHardware.Store(false)
 	go func() {
 		defer s.unlock()
 		done <- f()
@@ -311,7 +312,9 @@ func (s *Slot) awaitHardware(ctx context.Context, unanswered error) error {
 	}
 	s.logf("reset %s: %v; waiting for the platform to reset it", s.name, unanswered)
 	s.updateStatus(func(st *Status) { st.State = Recovering })
-	return s.callHardware(ctx, s.hw.Await)
+	err := s.callHardware(ctx, s.hw.Await)
+	s.atHardware.Store(err != nil) // no function of a client follows the error
+	return err
 }
 
 // fatalEventTimeout limits the wait for event functions of consumers.
