@@ -25,7 +25,11 @@ const (
 	lifeEarly                   // a parent has been destroyed before the object
 	lifeInvalid                 // an invalidation of the region is posted
 	lifeSent                    // a send from the region's memory is posted
+	lifeAimed                   // a datagram to the address handle is posted
 )
+
+// isPending reports whether the fact holds until the completion of a request.
+func (k lifeKind) isPending() bool { return k == lifeInvalid || k == lifeSent || k == lifeAimed }
 
 type lifeKey struct {
 	kind lifeKind
@@ -299,7 +303,7 @@ func (fr *lifeFrame) call(st lifeState, at ssa.CallInstruction, where ssa.Instru
 
 func (fr *lifeFrame) hasPending(st lifeState) bool {
 	for k := range st {
-		if k.kind == lifeInvalid || k.kind == lifeSent {
+		if k.kind.isPending() {
 			return true
 		}
 	}
@@ -483,6 +487,9 @@ func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call
 	name, typ string) {
 	if x, ok := st[lifeKey{lifeEarly, path}]; ok && !x.isNil {
 		fr.report(Life, at, x, "ends an object after "+x.object+", but the former "+x.closes, "ends "+x.object)
+	}
+	if x, ok := st[lifeKey{lifeAimed, path}]; ok && !x.isNil && name == "Close" && fr.isUnguarded(at.Block()) {
+		fr.report(Life, at, x, "closes an address handle before the datagram that uses it has completed", "posts the datagram")
 	}
 	st[lifeKey{lifeEnded, path}] = lifeFact{call: cause, pos: fr.where(at), closes: name, object: typ}
 	for k, why := range fr.dependantsWith(path, v, typ) {

@@ -14,6 +14,9 @@ func (fr *lifeFrame) post(st lifeState, args []ssa.Value, cause *ssa.Call, at ss
 		if w.invalidates != "" {
 			st[lifeKey{lifeInvalid, w.invalidates}] = lifeFact{call: cause, pos: fr.where(at)}
 		}
+		if w.handle != "" {
+			st[lifeKey{lifeAimed, w.handle}] = lifeFact{call: cause, pos: fr.where(at)}
+		}
 		if w.sends != "" {
 			st[lifeKey{lifeSent, w.sends}] = lifeFact{call: cause, pos: fr.where(at), from: w.from, until: w.until}
 		}
@@ -53,6 +56,7 @@ func workRequests(v ssa.Value) (list []ssa.Value) {
 type describedWR struct {
 	invalidates string
 	sends       string
+	handle      string // the address handle of a datagram
 	from, until int64
 }
 
@@ -76,6 +80,11 @@ func fieldStores(addr ssa.Value) map[string]ssa.Value {
 // describe returns the region that a work request invalidates or from whose memory it sends.
 func (fr *lifeFrame) describe(addr ssa.Value) (w describedWR) {
 	fields := fieldStores(addr)
+	for _, to := range workRequests(fields["To"]) {
+		if v := fieldStores(to)["AH"]; v != nil {
+			w.handle = fr.pathOf(v)
+		}
+	}
 	key := fields["InvalidateRKey"]
 	if key == nil {
 		key = fields["InvalidateKey"]

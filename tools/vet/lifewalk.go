@@ -184,7 +184,7 @@ func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
 	if o, ok := at.Cond.(*ssa.BinOp); ok && (o.Op == token.EQL || o.Op == token.NEQ) && isNil(o.Y) {
 		if (o.Op == token.NEQ) == (i == 0) && isErrorType(o.X.Type()) {
 			for k, x := range st { // after an error the requests may have been flushed
-				if !x.isNil && (k.kind == lifeInvalid || k.kind == lifeSent) {
+				if !x.isNil && k.kind.isPending() {
 					delete(st, k)
 				}
 			}
@@ -212,7 +212,7 @@ func (st lifeState) forget(path string) {
 // awaits removes the facts about posted requests.
 func (st lifeState) awaits() {
 	for k := range st {
-		if k.kind == lifeInvalid || k.kind == lifeSent {
+		if k.kind.isPending() {
 			delete(st, k)
 		}
 	}

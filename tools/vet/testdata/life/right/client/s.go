@@ -66,3 +66,17 @@ func (p *peer) close() {
 		p.cq.Close()
 	}
 }
+
+func (p *peer) announce(ctx context.Context, pd *verbs.PD, qp *verbs.QP, to verbs.AHAttr, wcs []verbs.WC) error {
+	ah, err := pd.CreateAH(to)
+	if err != nil {
+		return err
+	}
+	defer ah.Close()
+	err = qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: p.mr.SGE(0, 8), To: verbs.Datagram{AH: ah, QPN: 1}})
+	if err != nil {
+		return err
+	}
+	_, err = p.cq.Wait(ctx, wcs)
+	return err
+}

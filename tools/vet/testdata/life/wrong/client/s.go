@@ -53,3 +53,12 @@ func connect(pd *verbs.PD, p *peer) (err error) {
 	p.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: p.cq})
 	return err
 }
+
+func (p *peer) announce(pd *verbs.PD, qp *verbs.QP, to verbs.AHAttr) error {
+	ah, err := pd.CreateAH(to)
+	if err != nil {
+		return err
+	}
+	defer ah.Close() // want "life: .*announce closes an address handle before the datagram"
+	return qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: p.mr.SGE(0, 8), To: verbs.Datagram{AH: ah, QPN: 1}})
+}
