@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,7 +166,12 @@ type ruleTest struct {
 	bubble bool
 	// either means that the check runs in a bubble if the driver supports that, and outside otherwise.
 	either bool
+	// alone means that the check measures the process, so no check of another suite runs meanwhile.
+	alone bool
 }
+
+// process excludes the checks of other suites of the process during a check that runs alone.
+var process sync.RWMutex
 
 // allChecks returns all checks in execution order: basic ones first, load last, so that the first failing check names
 // the fault. A group runs as a whole, at the place of its first check.
@@ -189,6 +195,13 @@ func allChecks() []ruleTest {
 const minBubbleTimeLimit = 2 * time.Minute
 
 func (c ruleTest) run(t *testing.T, cfg suiteConfig) {
+	if c.alone {
+		process.Lock()
+		defer process.Unlock()
+	} else {
+		process.RLock()
+		defer process.RUnlock()
+	}
 	run := func(t *testing.T, checked bool) {
 		limit := c.scaleTimeLimit(12 * cfg.timeout)
 		runWithTimeLimit(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })

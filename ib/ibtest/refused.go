@@ -21,7 +21,7 @@ var rejectedCallChecks = []ruleTest{
 	{
 		name: "Errors/RefusedLeavesNothing",
 		rule: "what is refused leaves nothing behind, however often it is asked for: no object, no goroutine, no memory",
-		test: testRejectedCallLeavesNoObject, plain: true,
+		test: testRejectedCallLeavesNoObject, plain: true, alone: true,
 	},
 	{
 		name: "Data/ReregRefused",
