@@ -75,7 +75,8 @@ func (p *Program) checkArms() (reports []Report) {
 	return reports
 }
 
-// callersOf returns the functions outside the midlayer that call a function, directly or indirectly.
+// callersOf returns the functions outside packages ib and verbs that call one of some functions, directly or
+// indirectly.
 func (p *Program) callersOf(names ...string) *effect {
 	e := p.newEffect(Arm)
 	for _, f := range p.order {
@@ -156,7 +157,8 @@ func (a *armFlow) lostArms(f *function, depth int) []lostArm {
 	return list
 }
 
-// isBlind reports whether a call of ReqNotify does not report missed completions, or its caller ignores the report.
+// isBlind reports whether a call does not report missed completions, or its caller ignores the report. Package verbs
+// has no report.
 func (a *armFlow) isBlind(c *call) bool {
 	args := c.at.(ssa.CallInstruction).Common().Args
 	if c.reachesMethod(armVerbsCQ) {

@@ -69,7 +69,7 @@ func (p *Program) findCompletions() {
 			continue
 		}
 		for _, c := range f.calls {
-			if name := c.findReachableFunc(func(name string) bool { _, ok := postFuncs[name]; return ok }); name != "" {
+			if name := c.findReachableFunc(isPostFunc); name != "" {
 				q.recordPost(c, name)
 			}
 		}
@@ -254,6 +254,20 @@ func (p *Program) postArguments(at ssa.CallInstruction) []ssa.Value {
 		recv = list[0]
 	}
 	return append([]ssa.Value{recv}, c.Args...)
+}
+
+// postedFuncs returns the functions of the work request that a call posts. name is the name of the post function.
+func (p *Program) postedFuncs(c *call, name string) (list []*function) {
+	args, k := p.postArguments(c.at.(ssa.CallInstruction)), postFuncs[name]
+	if len(args) <= k.done { // the call passes the post function on
+		return nil
+	}
+	for _, o := range p.traces.origins(args[k.done], nil, nil) {
+		if f := p.funcs[functionOf(o.v)]; f != nil {
+			list = append(list, f)
+		}
+	}
+	return list
 }
 
 // recordPair records a function together with the queue to which it is posted. If the function or the queue is a

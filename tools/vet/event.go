@@ -252,23 +252,6 @@ func channelClass(f *function, ch ssa.Value) string {
 	return k.Path() + " " + c.Elem().String()
 }
 
-// receivedChannels returns the channels from which an instruction receives.
-func receivedChannels(at ssa.Instruction) (list []ssa.Value) {
-	switch at := at.(type) {
-	case *ssa.UnOp:
-		if at.Op == token.ARROW {
-			list = append(list, at.X)
-		}
-	case *ssa.Select:
-		for _, s := range at.States {
-			if s.Dir == types.RecvOnly {
-				list = append(list, s.Chan)
-			}
-		}
-	}
-	return list
-}
-
 // checkLimits reports a limit that is armed only when its queue is created, if the event is the only cause of further
 // receives. Another package may arm it only if it imports the package that handles the event.
 func (e *eventFlow) checkLimits() (reports []Report) {

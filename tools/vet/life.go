@@ -38,13 +38,15 @@ type lifeKey struct {
 
 // lifeFact holds on all paths to an instruction.
 type lifeFact struct {
-	call   *ssa.Call // the fact does not hold if this call fails; may be nil
-	pos    token.Pos // in the outermost function
-	isNil  bool      // the object is nil, or the post has failed
-	closes string    // the name of the method that ended the object
-	object string
-	from   int64 // the sent bytes
-	until  int64 // -1 if unknown
+	call  *ssa.Call // the fact does not hold if this call fails; may be nil
+	pos   token.Pos // in the outermost function
+	isNil bool      // the object is nil, or the post has failed
+	// mayFail means that the fact does not hold on some of the paths, on which a call has failed, or the object is nil.
+	mayFail bool
+	closes  string // the name of the method that ended the object
+	object  string
+	from    int64 // the sent bytes
+	until   int64 // -1 if unknown
 }
 
 type lifeState map[lifeKey]lifeFact
@@ -293,7 +295,7 @@ func (fr *lifeFrame) call(st lifeState, at ssa.CallInstruction, where ssa.Instru
 	for k, x := range out {
 		if old, ok := before[k]; !ok || old != x {
 			x.call, _ = at.(*ssa.Call)
-			if x.call != nil && !returnsError(x.call) {
+			if x.call != nil && !returnsError(x.call) && !x.mayFail {
 				x.call = nil
 			}
 		}
@@ -488,6 +490,7 @@ func (fr *lifeFrame) end(st lifeState, path string, v ssa.Value, cause *ssa.Call
 	if x, ok := st[lifeKey{lifeEarly, path}]; ok && !x.isNil {
 		fr.report(Life, at, x, "ends an object after "+x.object+", but the former "+x.closes, "ends "+x.object)
 	}
+	// Only the address handles of package verbs, which end by Close, must outlive their datagrams.
 	if x, ok := st[lifeKey{lifeAimed, path}]; ok && !x.isNil && name == "Close" && fr.isUnguarded(at.Block()) {
 		fr.report(Life, at, x, "closes an address handle before the datagram that uses it has completed", "posts the datagram")
 	}

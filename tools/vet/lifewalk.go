@@ -93,7 +93,7 @@ func (w *lifeWalk) repeatLoops() {
 			}
 			body := slices.DeleteFunc(slices.Clone(w.blocks), func(b *ssa.BasicBlock) bool { return !head.Dominates(b) })
 			again := &lifeWalk{fr: w.fr, blocks: body, in: st, edges: map[[2]*ssa.BasicBlock]lifeState{}}
-			again.run(false, true)
+			again.run(true, true)
 		}
 	}
 }
@@ -105,10 +105,11 @@ func (w *lifeWalk) pass() (changed bool) {
 		var st lifeState
 		if i == 0 {
 			st = maps.Clone(w.in)
-		}
-		for _, from := range b.Preds {
-			if e, ok := w.edges[[2]*ssa.BasicBlock{from, b}]; ok {
-				st = joinLives(st, e)
+		} else {
+			for _, from := range b.Preds {
+				if e, ok := w.edges[[2]*ssa.BasicBlock{from, b}]; ok {
+					st = joinLives(st, e)
+				}
 			}
 		}
 		if st == nil {
@@ -155,7 +156,11 @@ func joinLives(a, b lifeState) lifeState {
 		case !ok:
 			delete(a, k)
 		case x.isNil && !y.isNil:
+			y.mayFail = true
 			a[k] = y
+		case !x.isNil && y.isNil:
+			x.mayFail = true
+			a[k] = x
 		}
 	}
 	return a
@@ -169,6 +174,12 @@ func (fr *lifeFrame) branch(st lifeState, at *ssa.If, i int) lifeState {
 			continue
 		}
 		err := ssa.Value(x.call)
+		if !returnsError(x.call) { // another result may depend on the success
+			if dependsOn(at.Cond, err, 0) {
+				delete(st, k)
+			}
+			continue
+		}
 		if t, ok := x.call.Type().(*types.Tuple); ok {
 			if err = resultOf(x.call, t.Len()-1); err == nil {
 				continue

@@ -95,3 +95,35 @@ func (p *Program) waitsOnlyFor(at ssa.Instruction, has func(signal) bool) bool {
 	}
 	return false
 }
+
+// sentChannels returns the channels to which an instruction sends.
+func sentChannels(at ssa.Instruction) (list []ssa.Value) {
+	switch at := at.(type) {
+	case *ssa.Send:
+		list = append(list, at.Chan)
+	case *ssa.Select:
+		for _, s := range at.States {
+			if s.Dir == types.SendOnly {
+				list = append(list, s.Chan)
+			}
+		}
+	}
+	return list
+}
+
+// receivedChannels returns the channels from which an instruction receives.
+func receivedChannels(at ssa.Instruction) (list []ssa.Value) {
+	switch at := at.(type) {
+	case *ssa.UnOp:
+		if at.Op == token.ARROW {
+			list = append(list, at.X)
+		}
+	case *ssa.Select:
+		for _, s := range at.States {
+			if s.Dir == types.RecvOnly {
+				list = append(list, s.Chan)
+			}
+		}
+	}
+	return list
+}

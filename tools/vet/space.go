@@ -90,11 +90,8 @@ func (p *Program) calledBy(post func(name string) bool) map[*function]bool {
 			if name == "" || isMidlayer(f) {
 				continue
 			}
-			args := p.postArguments(c.at.(ssa.CallInstruction))
-			if k := postFuncs[name]; len(args) > k.done {
-				for _, o := range p.traces.origins(args[k.done], nil, nil) {
-					add(p.funcs[functionOf(o.v)])
-				}
+			for _, g := range p.postedFuncs(c, name) {
+				add(g)
 			}
 		}
 	}

@@ -31,21 +31,6 @@ func (p *Program) trustTestFiles() {
 	}
 }
 
-// sentChannels returns the channels to which an instruction sends.
-func sentChannels(at ssa.Instruction) (list []ssa.Value) {
-	switch at := at.(type) {
-	case *ssa.Send:
-		list = append(list, at.Chan)
-	case *ssa.Select:
-		for _, s := range at.States {
-			if s.Dir == types.SendOnly {
-				list = append(list, s.Chan)
-			}
-		}
-	}
-	return list
-}
-
 // isDriverPackage reports whether a package has a type that implements ib.Driver.
 func (p *Program) isDriverPackage(pkg *types.Package) bool {
 	k := p.prog.ImportedPackage(ibPath)

@@ -181,7 +181,7 @@ func (p *Program) countsTokens(posts *postIndex, m *ssa.MakeChan, uses []channel
 	for visits := 0; len(work) > 0; visits++ {
 		f := work[0]
 		work = work[1:]
-		if visits > 500 {
+		if visits > maxVisits {
 			return false
 		}
 		t.of[f] = nil
@@ -234,6 +234,9 @@ func (t *tokenCounter) effectOf(f *function) *tokenUse {
 	t.of[f] = &u
 	return &u
 }
+
+// maxVisits limits the number of functions that a search examines. A function counts again if a callee has changed.
+const maxVisits = 500
 
 // maxTokens limits the number of tokens of a thread that the search counts.
 const maxTokens = 3
@@ -439,16 +442,13 @@ func (p *Program) indexPosts() *postIndex {
 			continue
 		}
 		for _, c := range f.calls {
-			name := c.findReachableFunc(func(name string) bool { _, ok := postFuncs[name]; return ok })
+			name, at := c.findReachableFunc(isPostFunc), c.at.(ssa.CallInstruction)
 			if name == "" {
 				continue
 			}
-			at := c.at.(ssa.CallInstruction)
-			for _, o := range p.traces.origins(p.postArguments(at)[postFuncs[name].done], nil, nil) {
-				if g := p.funcs[functionOf(o.v)]; g != nil {
-					x.funcs[at] = append(x.funcs[at], g)
-					x.posters[g] = append(x.posters[g], f)
-				}
+			x.funcs[at] = p.postedFuncs(c, name)
+			for _, g := range x.funcs[at] {
+				x.posters[g] = append(x.posters[g], f)
 			}
 		}
 	}

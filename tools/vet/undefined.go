@@ -183,10 +183,13 @@ func (u *fieldUses) checkFunction(f *function) {
 	}
 }
 
-// comesWithError reports whether a completion is a parameter beside its error, as in a loop over CQ.Completions.
+// comesWithError reports whether a completion is a parameter beside its error, which the function uses, as in a loop
+// over CQ.Completions.
 func comesWithError(v ssa.Value) bool {
 	x, ok := v.(*ssa.Parameter)
-	return ok && slices.ContainsFunc(x.Parent().Params, func(p *ssa.Parameter) bool { return isErrorType(p.Type()) })
+	return ok && slices.ContainsFunc(x.Parent().Params, func(p *ssa.Parameter) bool {
+		return isErrorType(p.Type()) && len(*p.Referrers()) > 0
+	})
 }
 
 // useSearch follows the value of one field to its uses.

@@ -59,3 +59,45 @@ func (l *link) destroy() {
 	for l.qp.Destroy() != nil {
 	}
 }
+
+type sender struct {
+	qp       *verbs.QP
+	cq       *verbs.CQ
+	mr       *verbs.MR
+	inFlight int
+}
+
+// send waits in a loop at the beginning of each iteration.
+func (s *sender) send(ctx context.Context, n int) error {
+	wcs := make([]verbs.WC, 1)
+	for i := range n {
+		for s.inFlight > 0 {
+			if _, err := s.cq.Wait(ctx, wcs); err != nil {
+				return err
+			}
+			s.inFlight--
+		}
+		s.mr.Bytes()[0] = byte(i)
+		if err := s.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: s.mr.SGE(0, 8)}); err != nil {
+			return err
+		}
+		s.inFlight++
+	}
+	return nil
+}
+
+func (l *link) tryDestroy() bool {
+	if err := l.qp.Destroy(); err != nil {
+		return false
+	}
+	return true
+}
+
+// salvage uses the queue pair only if its end has failed.
+func (l *link) salvage(attr ib.SendWR) error {
+	if l.tryDestroy() {
+		return nil
+	}
+	_, err := l.qp.PostSend(attr)
+	return err
+}

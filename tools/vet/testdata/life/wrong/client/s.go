@@ -62,3 +62,13 @@ func (p *peer) announce(pd *verbs.PD, qp *verbs.QP, to verbs.AHAttr) error {
 	defer ah.Close() // want "life: .*announce closes an address handle before the datagram"
 	return qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: p.mr.SGE(0, 8), To: verbs.Datagram{AH: ah, QPN: 1}})
 }
+
+// lengths ignores the errors of the completions.
+func (p *peer) lengths(ctx context.Context, max uint32) (n int) {
+	for wc := range p.cq.Completions(ctx) {
+		if wc.ByteLen > max { // want "status: .*lengths.* decides by WC.ByteLen"
+			n++
+		}
+	}
+	return n
+}
