@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"verbena/internal/ctl"
 	"verbena/internal/qpinfo"
@@ -34,10 +33,13 @@ func writeQPTable(w io.Writer, qps []ctl.QPStatusInfo) {
 		if x.Peer != "" {
 			peer = fmt.Sprintf("%d at %s", x.DestQPN, x.Peer)
 		}
-		if x.Slow {
+		switch note = x.Flows.String(); {
+		case x.Slow:
 			note = "memory of its program does not answer"
-		} else if note = x.Flows.String(); x.Traced {
-			note = strings.TrimPrefix(note+"; traced", "; ")
+		case x.Traced && note == "":
+			note = "traced"
+		case x.Traced:
+			note += "; traced"
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", x.Device, x.Num, x.Type, x.State, peer,
 			x.Unacknowledged, x.NextPSN, x.ExpectedPSN, x.InFlight, note)
