@@ -4,8 +4,9 @@
 # all functions are real, and runs each test. A test that fails then, because it gives results to a replaced function,
 # must pass with the replaced functions. SOURCE is a source tree of libfabric, built with
 #
-#     ./configure --enable-efa --enable-efa-unit-test=/usr && make all prov/efa/test/efa_unit_test
+#     ./configure --enable-efa --enable-efa-unit-test=/usr && make all prov/efa/test/efa_unit_test cmocka_rpath=
 #
+# With rdma-core 44, whose efadv.h lacks RDMA WRITE, configure needs CPPFLAGS=-DEFADV_DEVICE_ATTR_CAPS_RDMA_WRITE=16.
 # It needs libcmocka-dev and gcc. The job of an Action or of GitLab CI is
 #
 #     recipes/jobs/efa-unit-tests.sh SOURCE [PATTERN]
